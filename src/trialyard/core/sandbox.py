@@ -1,0 +1,205 @@
+"""Sandboxes: one live isolated box, its limits, and what a command in it gave."""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
+
+from trialyard.core.record import Record
+
+
+class Limits(Record):
+    """What one box may use. Every limit is enforced or refused, never ignored.
+
+    `cpu_s` and `wall_s` count over the life of the box; `idle_s` and `output_bytes`
+    per command (the latter per stream). `disk_bytes` and `inodes` cover everything
+    writable (workdir, /tmp, /out, /dev/shm, overlay upper).
+    """
+
+    cpus: float = Field(default=1.0, gt=0, le=1024)
+    cpu_s: float | None = Field(default=None, gt=0)
+    memory_bytes: int = Field(default=512 << 20, ge=16 << 20)
+    pids: int = Field(default=64, ge=4, le=32768)
+    disk_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    inodes: int = Field(default=16384, ge=64)
+    open_files: int = Field(default=1024, ge=16, le=1 << 20)
+    output_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
+    wall_s: float = Field(default=3600.0, gt=0, le=30 * 86400)
+    idle_s: float | None = Field(default=None, gt=0)
+    network: Literal["none"] = "none"
+
+
+class ExecStatus(StrEnum):
+    """How a command ended; decided by the supervisor, never by the program's text."""
+
+    EXITED = "exited"
+    """The leader exited by itself; see `exit_code`."""
+    SIGNALED = "signaled"
+    """The leader died of a signal; see `signal`."""
+    TIMEOUT = "timeout"
+    """Wall, idle or CPU time ran out; `limits_hit` says which; all descendants are dead."""
+    OOM = "oom"
+    """The box ran out of memory (from the cgroup's counters, not from exit code 137)."""
+    OUTPUT_LIMIT = "output_limit"
+    """Killed because it wrote more than 16 times `output_bytes` to one stream."""
+    CANCELLED = "cancelled"
+    """The caller cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecUsage:
+    """What one command used. Box-wide peaks where the kernel counts only per box."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_peak_bytes: int = 0
+    pids_peak: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """Outcome of `Sandbox.run`. `stdout` and `stderr` are what was kept, as bytes."""
+
+    status: ExecStatus
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_bytes: int = 0
+    """Bytes written to stdout before truncation."""
+    stderr_bytes: int = 0
+    """Bytes written to stderr before truncation."""
+    limits_hit: frozenset[str] = frozenset()
+    """Subset of cpu memory pids disk inodes output wall idle open_files network."""
+    usage: ExecUsage = field(default_factory=ExecUsage)
+
+    @property
+    def ok(self) -> bool:
+        """True when the leader exited by itself with code 0."""
+        return self.status is ExecStatus.EXITED and self.exit_code == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form: text with undecodable bytes replaced, plus base64 where that lost some."""
+        out: dict[str, Any] = {
+            "status": self.status.value,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "stdout_bytes": self.stdout_bytes,
+            "stderr_bytes": self.stderr_bytes,
+            "limits_hit": sorted(self.limits_hit),
+            "usage": {name: getattr(self.usage, name) for name in ExecUsage.__slots__},
+        }
+        for name, data in (("stdout", self.stdout), ("stderr", self.stderr)):
+            out[name] = data.decode("utf-8", "replace")
+            if out[name].encode("utf-8") != data:
+                out[f"{name}_base64"] = base64.b64encode(data).decode()
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One directory entry inside a box; links are described, never followed."""
+
+    path: str
+    kind: Literal["file", "directory", "link", "other"]
+    size_bytes: int
+    mode: int
+
+
+OutputCallback = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+class Sandbox(Protocol):
+    """One live isolated box. Single-use: it serves one task attempt and is destroyed.
+
+    Paths are absolute inside the box; relative ones count from the workdir. No file
+    operation follows a link out of the box. Every method raises `SandboxLost` once
+    the box is gone. `/out` exists, empty and writable.
+    """
+
+    @property
+    def id(self) -> str:
+        """Unique name of the box."""
+
+    @property
+    def workdir(self) -> str:
+        """Absolute path of the working directory inside the box."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputCallback | None = None,
+    ) -> ExecResult:
+        """Run one command and wait for its leader to exit.
+
+        At a time-out every descendant is dead before this returns, and the output so
+        far is in the result. `env` is the whole environment (PATH, HOME and LANG get
+        defaults). Cancelling the call kills the command. Raises `SandboxLost`, or
+        `UserError` for an empty argv, NUL bytes or a cwd outside.
+        """
+
+    async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        """Content of a regular file. Raises `FileAccessError` (missing, not a file, too big)."""
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace a regular file, with parent directories; owned by the box's user."""
+
+    async def upload(self, files: Mapping[str, bytes], *, directory: str) -> None:
+        """Write many files below `directory` at once."""
+
+    async def download(
+        self, directory: str, *, max_bytes: int = 64 << 20, max_files: int = 4096
+    ) -> dict[str, bytes]:
+        """Regular files below `directory` as relative path -> content; links are left out."""
+
+    async def list(self, path: str) -> list[FileStat]:
+        """Entries of a directory, sorted by name."""
+
+    async def stat(self, path: str) -> FileStat:
+        """Describe one path without following a final link."""
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a whole directory. Missing paths are fine."""
+
+    async def close(self) -> None:
+        """Destroy the box and all that runs in it. Idempotent; never raises."""
+
+
+class SandboxPool(Protocol):
+    """Hands out fresh boxes. A used box is never handed out again."""
+
+    def acquire(
+        self,
+        *,
+        image: str,
+        limits: Limits,
+        owner: str,
+        workdir: str = "/work",
+        timeout_s: float = 60.0,
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh box for the length of an ``async with`` block; destroyed at its end.
+
+        Waits up to `timeout_s` for room, then raises `ResourceExhausted`. Raises
+        `NotFoundError` for an unknown image and `SandboxUnavailable` when this host
+        cannot isolate.
+        """
+
+    def image_digest(self, image: str) -> str:
+        """Content digest of the image that `acquire` would use."""
+
+    async def close(self) -> None:
+        """Destroy every box, warm or leased. Idempotent."""
+
+    def counters(self) -> dict[str, int]:
+        """Counts: created, destroyed, live, warm, lost, leaked."""
