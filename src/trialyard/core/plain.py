@@ -32,7 +32,7 @@ def encode(value: Any) -> Any:
     return _encode(value, MAX_DEPTH)
 
 
-def _encode(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one line per type
+def _encode(value: Any, depth: int) -> Any:
     if depth == 0:
         raise PlainError(f"nested deeper than {MAX_DEPTH}")
     kind = type(value)
@@ -46,7 +46,7 @@ def _encode(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one line per type
         return ["c", repr(value.real), repr(value.imag)]
     if kind is bytes:
         return ["b", base64.b64encode(value).decode()]
-    tags = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+    tags: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
     if kind in tags:
         return [tags[kind], [_encode(item, depth - 1) for item in value]]
     if kind is dict:
@@ -92,7 +92,7 @@ class _Decoder:
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise PlainError(f"malformed {data[0]!r} value: {error}") from error
 
-    def _tagged(self, tag: str, rest: list[Any], depth: int) -> Any:  # noqa: PLR0911
+    def _tagged(self, tag: str, rest: list[Any], depth: int) -> Any:
         if tag == "c":
             return complex(float(rest[0]), float(rest[1]))
         (body,) = rest

@@ -81,7 +81,7 @@ class Trajectory:
     stop: StopReason
     verdict: Verdict
     diff: bytes = b""
-    """The submission in the encoding of `trialyard.core.plain` (kept so that it can be regraded)."""
+    """The submission as `trialyard.core.plain` encodes it, so that it can be graded again."""
     faults: tuple[str, ...] = ()
     """What went wrong in earlier attempts, oldest first."""
     started_s: float = 0.0
