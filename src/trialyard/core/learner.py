@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trialyard.core.trajectory import Trajectory
+from trialyard.core.trajectory import Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,29 @@ class Learner(Protocol):
         """Stop the learner. Idempotent."""
 
 
-def sequence_of(trajectory: Trajectory, advantage: float) -> TrainingSequence:
-    """The token-exact sequence of a trajectory with one advantage on all sampled tokens."""
+def sequences_of(trajectory: Trajectory, advantage: float) -> list[TrainingSequence]:
+    """Token-exact sequences of a trajectory, one per branch, one advantage for all of them.
+
+    Every sampled token stands in exactly one sequence, so each is trained once.
+    """
+    branches: list[list[Turn]] = []
+    for turn in trajectory.turns:
+        if turn.branch or not branches:
+            branches.append([])
+        branches[-1].append(turn)
+    oldest = trajectory.oldest_version or 0
+    return [_sequence(turns, advantage, oldest) for turns in branches]
+
+
+def _sequence(turns: list[Turn], advantage: float, oldest_version: int) -> TrainingSequence:
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
-    for turn in trajectory.turns:
+    for turn in turns:
         ids += [*turn.context_ids, *turn.output_ids]
         mask += [False] * len(turn.context_ids) + [True] * len(turn.output_ids)
         logprobs += [*([0.0] * len(turn.context_ids)), *turn.logprobs]
     advantages = [advantage if sampled else 0.0 for sampled in mask]
     return TrainingSequence(
-        tuple(ids), tuple(mask), tuple(logprobs), tuple(advantages), trajectory.oldest_version or 0
+        tuple(ids), tuple(mask), tuple(logprobs), tuple(advantages), oldest_version
     )

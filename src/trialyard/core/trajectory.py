@@ -48,6 +48,8 @@ class Turn:
     `context_ids` are the tokens that were new in the prompt since the end of the
     previous turn (for the first turn the whole prompt), so that the sequence
     ``context_ids[0] output_ids[0] context_ids[1] ...`` is exactly what the policy saw.
+    Where a prompt does not continue the sequence before it (the agent edited its
+    history), the turn starts a `branch` and `context_ids` is its whole prompt.
     """
 
     context: str
@@ -62,6 +64,7 @@ class Turn:
     reward: float | None = None
     policy_s: float = 0.0
     sandbox_s: float = 0.0
+    branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
