@@ -87,14 +87,18 @@ class Trajectory:
     """The submission as `trialyard.core.plain` encodes it, so that it can be graded again."""
     faults: tuple[str, ...] = ()
     """What went wrong in earlier attempts, oldest first."""
+    penalty: float = 0.0
+    """What shaping takes off the verdict's reward (turn penalty of the task)."""
     started_s: float = 0.0
     wall_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     @property
     def reward(self) -> float | None:
-        """Reward of the verdict; None when ungraded."""
-        return self.verdict.reward
+        """Reward used in training: the verdict's less `penalty`, at least 0; None if ungraded."""
+        if self.verdict.reward is None:
+            return None
+        return max(0.0, self.verdict.reward - self.penalty)
 
     @property
     def num_output_tokens(self) -> int:
