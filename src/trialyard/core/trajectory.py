@@ -131,6 +131,14 @@ class Group:
         return min((v for v in versions if v is not None), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An example episode for supervised learning: what was new in a turn, what was answered."""
+
+    task_id: str
+    turns: tuple[tuple[str, str], ...]
+
+
 def training_rewards(group: Sequence[Trajectory]) -> list[float]:
     """`rewards_G` of the graded members, in order."""
     return [t.reward for t in group if t.reward is not None]
