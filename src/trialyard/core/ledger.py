@@ -58,3 +58,16 @@ class Ledger(Protocol):
 
     def close(self) -> None:
         """Flush and close. Idempotent."""
+
+
+class TrajectoryIndex(Protocol):
+    """What the trajectory store needs of a ledger."""
+
+    def record_trajectories(self, rows: Sequence[TrajectoryRow]) -> None:
+        """Index stored trajectories. Recording an id again changes nothing."""
+
+    def find_trajectories(self, ids: Sequence[str]) -> dict[str, TrajectoryRow]:
+        """Rows of those ids that are recorded."""
+
+    def trajectories(self, state: TrajectoryState | None = None) -> list[TrajectoryRow]:
+        """Index entries in the order in which they were recorded."""

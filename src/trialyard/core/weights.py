@@ -1,5 +1,6 @@
 """Weights: versioned, content-addressed, published atomically."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,3 +28,22 @@ class WeightStore(Protocol):
 
     def prune(self, *, keep: int) -> int:
         """Drop all but the newest `keep` versions and pinned ones; return how many went."""
+
+
+class WeightTable(Protocol):
+    """What a weight store needs of a ledger: the durable list of versions."""
+
+    def add_weights(self, version: WeightVersion) -> None:
+        """Record a version durably. Raises `StoreError` if its number is taken."""
+
+    def weights(self) -> list[WeightVersion]:
+        """Recorded versions, oldest first."""
+
+    def remove_weights(self, versions: Sequence[int]) -> None:
+        """Forget versions; unknown ones are fine."""
+
+    def pin_weights(self, version: int, *, pinned: bool) -> None:
+        """Protect a version from pruning, or stop protecting it."""
+
+    def pinned_weights(self) -> frozenset[int]:
+        """Versions that pruning leaves alone."""
