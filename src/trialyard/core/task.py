@@ -48,6 +48,9 @@ class TestsCheck(CheckBase):
     paths: tuple[str, ...]
     expected: tuple[str, ...] = ()
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
+    """Wall time for the whole suite."""
+    test_timeout_s: float = Field(default=10.0, gt=0, le=86400)
+    """Wall time for each test."""
 
 
 class ScriptCheck(CheckBase):

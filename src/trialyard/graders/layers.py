@@ -1,0 +1,38 @@
+"""Where the grader's read-only layers lie inside a box, and the environment of its runs.
+
+The wiring mounts them; nothing a candidate can write is on the interpreter's path
+before them. `RUNNER_SOURCE` is the directory on this machine that belongs at `GRADER`.
+"""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+from trialyard.core.ids import tree_hash
+
+PYTHON = "/opt/trialyard/python/bin/python3"
+GRADER = "/opt/trialyard/grader"
+PYTEST = "/opt/trialyard/pytest"
+RUNNER_SOURCE = Path(str(resources.files("trialyard.graders"))) / "runner"
+
+PYTHON_FLAGS = ("-P", "-s", "-S")
+"""As ``-I -S``, but PYTHONHASHSEED is heeded: the grader sets the whole environment."""
+
+
+def grader_version() -> str:
+    """Content hash over the grader's own source: other code, other verdicts."""
+    root = RUNNER_SOURCE.parent
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.py")}
+    return tree_hash(files)[:16]
+
+
+def run_environment(seed: int) -> Mapping[str, str]:
+    """The whole environment of a grading command: fixed locale, zone and hash seed."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/tmp",  # noqa: S108
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": str(seed % (1 << 32)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

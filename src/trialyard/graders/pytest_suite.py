@@ -1,0 +1,179 @@
+"""Tests checks: a hardened pytest run, outside the workspace, with fixed expected ids.
+
+The ids that must pass are known beforehand: one that is missing counts as not passed,
+and nothing collected is a score of 0. ``passed`` and ``xpassed`` count; ``skipped``
+and ``xfailed`` do not, since the code under test can cause both. A test that hangs or
+ends the process costs itself: the rest go on in a new process.
+"""
+
+import json
+import marshal
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
+
+from trialyard.core.grader import TamperFinding, TestResult, TestStatus
+from trialyard.core.sandbox import ExecResult, ExecStatus, ExecUsage, Sandbox
+from trialyard.core.task import TestsCheck
+from trialyard.graders.finding import EVIDENCE_CHARS, Finding, GradingRun
+from trialyard.graders.layers import GRADER, PYTEST, PYTHON, PYTHON_FLAGS, run_environment
+
+RUNNER = f"{GRADER}/pytest_runner.py"
+TESTS_DIRECTORY = "/tests"
+MAX_RESTARTS = 32
+COUNTS_AS_PASSED = frozenset({"passed", "xpassed"})
+_STATUSES: tuple[str, ...] = get_args(TestStatus)
+_MARSHAL_VERSION = 2
+
+
+@dataclass
+class _Suite:
+    """What the processes of one check said so far."""
+
+    results: dict[str, TestResult] = field(default_factory=dict)
+    collected: dict[str, None] = field(default_factory=dict)
+    findings: dict[TamperFinding, None] = field(default_factory=dict)
+    usages: list[ExecUsage] = field(default_factory=list)
+    problem: str = ""
+
+    def tamper(self, kind: str, path: str = "", evidence: str = "") -> None:
+        self.findings[TamperFinding(kind=kind, path=path[:200], evidence=evidence)] = None
+
+
+async def grade_tests(sandbox: Sandbox, run: GradingRun, check: TestsCheck) -> Finding:
+    """Score is the fraction of expected tests that passed."""
+    await sandbox.upload(run.task.tests, directory=TESTS_DIRECTORY)
+    suite = _Suite()
+    left_s = min(check.timeout_s, run.left_s())
+    for _ in range(MAX_RESTARTS + 1):
+        if left_s <= 0:
+            break
+        nonce = secrets.token_hex(8)
+        result = await sandbox.run(
+            [PYTHON, *PYTHON_FLAGS, RUNNER],
+            stdin=_job(sandbox, run, check, suite, nonce),
+            env=run_environment(run.seed),
+            timeout_s=left_s,
+        )
+        suite.usages.append(result.usage)
+        left_s -= result.usage.wall_s
+        if not _collect(suite, result, nonce):
+            break
+    return _finding(check, suite)
+
+
+def _job(
+    sandbox: Sandbox, run: GradingRun, check: TestsCheck, suite: _Suite, nonce: str
+) -> bytes:
+    job = {
+        "nonce": nonce,
+        "pytest": PYTEST,
+        "tests": TESTS_DIRECTORY,
+        "workdir": sandbox.workdir,
+        "paths": list(check.paths),
+        "limit_s": check.test_timeout_s,
+        "done": list(suite.results),
+    }
+    return marshal.dumps(job, _MARSHAL_VERSION)
+
+
+def _collect(suite: _Suite, result: ExecResult, nonce: str) -> bool:
+    """Take in the events of one process; True when a new one should run the rest."""
+    running, ended, canary = "", False, ""
+    for kind, event in _events(suite, result, nonce):
+        if kind == "collected":
+            suite.collected |= dict.fromkeys(_texts(event.get("ids")))
+        elif kind == "collect":
+            suite.problem = f"{_text(event, 'id')}: {_text(event, 'message')}"
+        elif kind == "start":
+            running = _text(event, "id")
+        elif kind == "result":
+            _take_result(suite, event, running)
+            running = ""
+        elif kind == "canary":
+            canary = _text(event, "status")
+        elif kind == "tamper":
+            suite.tamper(_text(event, "kind"), _text(event, "path"))
+        elif kind == "end":
+            ended = True
+    if canary and canary != "failed":
+        suite.tamper("canary-passed", evidence=f"a test that must fail was {canary}")
+    if ended:
+        if not canary:
+            suite.tamper("canary-missing", evidence="a test that must fail did not run")
+        return False
+    status, message = _ending(result)
+    if not running:
+        suite.problem = suite.problem or message
+        return False
+    suite.results[running] = TestResult(id=running, status=status, message=message)
+    return True
+
+
+def _events(suite: _Suite, result: ExecResult, nonce: str) -> list[tuple[str, dict[str, Any]]]:
+    events = []
+    for raw in result.stdout.split(b"\n")[:-1]:
+        parts = raw.decode("ascii", "replace").split(" ", 2)
+        try:
+            event = json.loads(parts[2]) if len(parts) == 3 and parts[0] == nonce else None
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
+            events.append((parts[1], event))
+        else:
+            suite.tamper("forged-result", "stdout", "a line that the runner did not write")
+    return events
+
+
+def _take_result(suite: _Suite, event: dict[str, Any], running: str) -> None:
+    test_id, status = _text(event, "id"), _text(event, "status")
+    if test_id != running or test_id in suite.results or status not in _STATUSES:
+        suite.tamper("forged-result", test_id, "a result for a test that was not running")
+        return
+    duration_s = event.get("duration_s")
+    suite.results[test_id] = TestResult(
+        id=test_id,
+        status=cast(TestStatus, status),
+        duration_s=min(max(0.0, duration_s), 1e9) if isinstance(duration_s, float) else 0.0,
+        message=_text(event, "message")[:EVIDENCE_CHARS],
+    )
+
+
+def _finding(check: TestsCheck, suite: _Suite) -> Finding:
+    expected = check.expected or tuple(suite.collected)
+    tests = tuple(
+        suite.results.get(test_id)
+        or TestResult(id=test_id, status="not_run", message=suite.problem[:EVIDENCE_CHARS])
+        for test_id in expected
+    )
+    num_passed = sum(test.status in COUNTS_AS_PASSED for test in tests)
+    score = num_passed / len(tests) if tests else 0.0
+    evidence = f"{num_passed} of {len(tests)} tests passed"
+    return Finding(
+        score=score,
+        passed=bool(tests) and num_passed == len(tests),
+        trust="hardened",
+        evidence=f"{evidence}; {suite.problem}" if suite.problem else evidence,
+        tests=tests,
+        tampering=tuple(suite.findings),
+        usages=tuple(suite.usages),
+    )
+
+
+def _ending(result: ExecResult) -> tuple[TestStatus, str]:
+    """What it means that the process ended in the middle of a test."""
+    alarm = result.status is ExecStatus.SIGNALED and result.signal == 14
+    if alarm or result.status is ExecStatus.TIMEOUT:
+        return "timeout", "the time limit was reached"
+    if result.status is ExecStatus.EXITED:
+        return "error", f"the process ended early with code {result.exit_code}"
+    return "error", f"the process ended with status {result.status.value}"
+
+
+def _text(event: dict[str, Any], key: str) -> str:
+    value = event.get(key)
+    return value[:2000] if isinstance(value, str) else ""
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

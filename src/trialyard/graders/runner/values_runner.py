@@ -1,0 +1,235 @@
+"""Calls a candidate's function and streams its values; runs inside the box.
+
+Theory of operation: this process belongs to the candidate, so nothing it says is
+believed; it only computes values, which the grader compares elsewhere. Expected
+values never come here. stdin holds one job (marshal, written by the grader: trusted,
+and faster to read than anything else); results leave on a duplicate of stdout, a line
+each. While the candidate runs, 0, 1 and 2 are /dev/null. A time limit is SIGALRM with
+its default action, which no except clause can swallow. Start-up is what most
+gradings pay for: only built-in modules are imported.
+"""
+
+import marshal
+import posix
+import sys
+import time
+
+import _signal
+
+MAX_DEPTH = 64
+MAX_HEX_DIGITS = 4300
+FLUSH_FDS = (0, 1, 2)
+CHANNEL_FD = 199
+WHOLE = slice(None)
+
+
+class NotPlain(Exception):
+    """The value may not cross: wrong type, too deep or too large."""
+
+
+class Encoder:
+    """JSON text of a plain value, as trialyard.core.plain defines it.
+
+    A subclass of a plain type is reduced to the plain value below it by the plain
+    type's own methods, so overridden comparisons never leave the process.
+    """
+
+    def __init__(self, max_chars):
+        self.left = max_chars
+        self.parts = []
+
+    def put(self, text):
+        self.left -= len(text)
+        if self.left < 0:
+            raise NotPlain("TooLarge: the value is too large to be compared")
+        self.parts.append(text)
+
+    def value(self, value, depth=MAX_DEPTH):
+        if depth == 0:
+            raise NotPlain("TooDeep: the value is nested too deeply")
+        kind = type(value)
+        if value is None:
+            self.put("null")
+        elif kind is bool:
+            self.put("true" if value else "false")
+        elif issubclass(kind, int):
+            self.integer(int.__add__(value, 0))
+        elif issubclass(kind, str):
+            self.put(quote(str.__getitem__(value, WHOLE)))
+        elif issubclass(kind, float):
+            self.put('["f","' + float.__repr__(value) + '"]')
+        elif issubclass(kind, (list, tuple, set, frozenset)):
+            self.container(value, kind, depth)
+        elif issubclass(kind, dict):
+            self.mapping(value, depth)
+        elif issubclass(kind, bytes):
+            self.put('["b","' + base64(bytes.__getitem__(value, WHOLE)) + '"]')
+        elif issubclass(kind, complex):
+            real, imag = complex.real.__get__(value), complex.imag.__get__(value)
+            self.put('["c","' + repr(real) + '","' + repr(imag) + '"]')
+        else:
+            raise NotPlain(f"NotPlain: a value of type {kind.__name__} is not plain data")
+
+    def integer(self, value):
+        if -(1 << 53) < value < 1 << 53:
+            self.put(int.__repr__(value))
+        elif value.bit_length() > 4 * (MAX_HEX_DIGITS - 3):
+            raise NotPlain("TooLarge: the integer is too long to be compared")
+        else:
+            self.put('["i","' + hex(value) + '"]')
+
+    def container(self, value, kind, depth):
+        for plain, tag in ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z")):
+            if issubclass(kind, plain):
+                break
+        self.put('["' + tag + '",[')
+        comma = False
+        for item in plain.__iter__(value):
+            if comma:
+                self.put(",")
+            comma = True
+            self.value(item, depth - 1)
+        self.put("]]")
+
+    def mapping(self, value, depth):
+        self.put('["d",[')
+        comma = False
+        for key, item in dict.items(value):
+            self.put(",[" if comma else "[")
+            comma = True
+            self.value(key, depth - 1)
+            self.put(",")
+            self.value(item, depth - 1)
+            self.put("]")
+        self.put("]]")
+
+
+def quote(text):
+    """JSON string in ASCII."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return '"' + text + '"'
+    out = []
+    for char in text:
+        code = ord(char)
+        if char in '"\\':
+            out.append("\\" + char)
+        elif 32 <= code < 127:
+            out.append(char)
+        elif code < 0x10000:
+            out.append("\\u%04x" % code)
+        else:
+            code -= 0x10000
+            out.append("\\u%04x\\u%04x" % (0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF)))
+    return '"' + "".join(out) + '"'
+
+
+def base64(data):
+    from binascii import b2a_base64
+
+    return b2a_base64(data, newline=False).decode("ascii")
+
+
+def describe(error, path):
+    """One line: type, message and, where known, the candidate's own line."""
+    try:
+        text = f"{type(error).__name__}: {str(error)[:300]}"
+    except BaseException:
+        text = type(error).__name__
+    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == path:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f"{text} (line {line})" if type(line) is int else text
+
+
+def read_all(fd):
+    chunks = []
+    while chunk := posix.read(fd, 1 << 16):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def load(path):
+    """The candidate's module, executed from its source (never from cached bytecode)."""
+    name = path.rpartition("/")[2].removesuffix(".py")
+    sys.path.append(path.rpartition("/")[0] or "/")
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    source = read_all(fd)
+    posix.close(fd)
+    module = type(sys)(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def main():
+    job = marshal.loads(read_all(0))
+    channel = open_channel()
+    # Bound before the candidate runs, so that its monkeypatching cannot hurt itself here.
+    pid, getpid, write = posix.getpid(), posix.getpid, posix.write
+    clock, alarm, leave = time.perf_counter, _signal.setitimer, posix._exit
+    nonce, path, limit_s, max_chars = job["nonce"], job["path"], job["limit_s"], job["max_chars"]
+
+    def send(kind, index, started_s, text):
+        if getpid() != pid:
+            leave(0)
+        elapsed_s = clock() - started_s
+        line = f"{nonce} {kind} {index} {elapsed_s:.6f} {text}\n".encode("ascii")
+        while line:
+            line = line[write(channel, line) :]
+
+    started_s = clock()
+    alarm(_signal.ITIMER_REAL, limit_s)
+    try:
+        namespace = load(path).__dict__
+        function = None
+        if job["function"]:
+            function = namespace.get(job["function"])
+            if function is None:
+                raise NameError(f"{path.rpartition('/')[2]} defines no {job['function']!r}")
+    except BaseException as error:
+        send("import", -1, started_s, quote(describe(error, path)))
+        leave(0)
+    alarm(_signal.ITIMER_REAL, 0)
+    send("loaded", -1, started_s, "null")
+    setups = set()
+    for index, args, kwargs, expression, setup in job["cases"]:
+        started_s = clock()
+        alarm(_signal.ITIMER_REAL, limit_s)
+        try:
+            if setup and setup not in setups:
+                setups.add(setup)
+                exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
+            if expression:
+                value = eval(compile(expression, "<case>", "eval", dont_inherit=True), namespace)
+            else:
+                value = function(*args, **kwargs)
+            encoder = Encoder(max_chars)
+            encoder.value(value)
+            kind, text = "value", "".join(encoder.parts)
+        except NotPlain as error:
+            kind, text = "error", quote(str(error))
+        except BaseException as error:
+            kind, text = "error", quote(describe(error, path))
+        alarm(_signal.ITIMER_REAL, 0)
+        send(kind, index, started_s, text)
+    leave(0)
+
+
+def open_channel():
+    """Duplicate stdout out of harm's way, then point 0, 1 and 2 at /dev/null."""
+    try:
+        channel = posix.dup2(1, CHANNEL_FD, inheritable=False)
+    except OSError:
+        channel = posix.dup(1)
+    null = posix.open("/dev/null", posix.O_RDWR)
+    for fd in FLUSH_FDS:
+        posix.dup2(null, fd)
+    posix.close(null)
+    return channel
+
+
+main()
