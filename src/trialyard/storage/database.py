@@ -41,6 +41,7 @@ class Database:
         self._guard = threading.RLock()
         self._writer_lock: int | None = None
         self._closed = False
+        self._synchronous = ""
         if "://" in self.name:
             if not self.name.startswith("postgresql"):
                 raise ConfigError(
@@ -67,9 +68,8 @@ class Database:
                 raise StoreError(f"ledger {self.name} is closed; open it again")
             try:
                 with self._engine.connect() as connection:
-                    if connection.dialect.name == "sqlite" and not self.read_only:
-                        level = "FULL" if durable else "NORMAL"
-                        connection.connection.cursor().execute(f"PRAGMA synchronous={level}")
+                    if connection.dialect.name == "sqlite":
+                        self._set_synchronous(connection, "FULL" if durable else "NORMAL")
                     with connection.begin():
                         yield connection
             except SQLAlchemyError as error:
@@ -77,6 +77,11 @@ class Database:
                     f"ledger {self.name}: {error.args[0] if error.args else error}; nothing of "
                     "this call was kept. Check that the disk has room and the file is whole"
                 ) from error
+
+    def _set_synchronous(self, connection: Connection, level: str) -> None:
+        if level != self._synchronous:
+            connection.connection.cursor().execute(f"PRAGMA synchronous={level}")
+            self._synchronous = level
 
     def close(self) -> None:
         """Close the connection and give the lock up. Idempotent."""

@@ -90,7 +90,9 @@ _SPAN_FIELDS = tuple(field.name for field in SPAN)
 _COMMAND_FIELDS = tuple(field.name for field in COMMAND)
 _TURN_FIELDS = tuple(field.name for field in TURN)
 _PACKED = (("context_ids", "i"), ("output_ids", "i"), ("logprobs", "d"))
+_FIELDS = tuple(field.name for field in TRAJECTORY if field.name != "checksum")
 _FLOATS = ("penalty", "started_s", "wall_s")
+_canonical = json.JSONEncoder(default=bytes.hex, separators=(",", ":")).encode
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
@@ -123,7 +125,7 @@ def from_batch(batch: pa.RecordBatch, place: str) -> list[Trajectory]:
 
 
 def checksum(row: Row) -> int:
-    """CRC-32 over every value of a row in a canonical form."""
+    """CRC-32 over every value of a row, in the order of its file's schema."""
     crc = 0
     turns = []
     for turn in row["turns"]:
@@ -131,9 +133,9 @@ def checksum(row: Row) -> int:
         for name, kind in _PACKED:
             crc = zlib.crc32(array(kind, turn[name]), crc)
             light[name] = len(turn[name])
-        turns.append(light)
-    text = json.dumps({**row, "turns": turns}, default=bytes.hex, sort_keys=True)
-    return zlib.crc32(text.encode("ascii"), crc)
+        turns.append(list(light.values()))
+    values = list({**row, "turns": turns}.values())
+    return zlib.crc32(_canonical(values).encode("ascii"), crc)
 
 
 def _batch(rows: list[Row]) -> pa.RecordBatch:
@@ -143,7 +145,7 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 def _to_row(trajectory: Trajectory) -> Row:
-    row = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
+    row = {name: getattr(trajectory, name) for name in _FIELDS}
     for name in _FLOATS:
         row[name] = float(row[name])
     row["turns"] = [_turn_row(turn) for turn in trajectory.turns]
