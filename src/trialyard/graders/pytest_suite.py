@@ -62,9 +62,7 @@ async def grade_tests(sandbox: Sandbox, run: GradingRun, check: TestsCheck) -> F
     return _finding(check, suite)
 
 
-def _job(
-    sandbox: Sandbox, run: GradingRun, check: TestsCheck, suite: _Suite, nonce: str
-) -> bytes:
+def _job(sandbox: Sandbox, run: GradingRun, check: TestsCheck, suite: _Suite, nonce: str) -> bytes:
     job = {
         "nonce": nonce,
         "pytest": PYTEST,
@@ -79,35 +77,49 @@ def _job(
 
 def _collect(suite: _Suite, result: ExecResult, nonce: str) -> bool:
     """Take in the events of one process; True when a new one should run the rest."""
-    running, ended, canary = "", False, ""
+    process = _Process()
     for kind, event in _events(suite, result, nonce):
-        if kind == "collected":
-            suite.collected |= dict.fromkeys(_texts(event.get("ids")))
-        elif kind == "collect":
-            suite.problem = f"{_text(event, 'id')}: {_text(event, 'message')}"
-        elif kind == "start":
-            running = _text(event, "id")
-        elif kind == "result":
-            _take_result(suite, event, running)
-            running = ""
-        elif kind == "canary":
-            canary = _text(event, "status")
-        elif kind == "tamper":
-            suite.tamper(_text(event, "kind"), _text(event, "path"))
-        elif kind == "end":
-            ended = True
-    if canary and canary != "failed":
-        suite.tamper("canary-passed", evidence=f"a test that must fail was {canary}")
-    if ended:
-        if not canary:
+        _take(suite, process, kind, event)
+    if process.canary not in ("", "failed"):
+        suite.tamper("canary-passed", evidence=f"a test that must fail was {process.canary}")
+    if process.ended:
+        if not process.canary:
             suite.tamper("canary-missing", evidence="a test that must fail did not run")
         return False
     status, message = _ending(result)
-    if not running:
+    if not process.running:
         suite.problem = suite.problem or message
         return False
-    suite.results[running] = TestResult(id=running, status=status, message=message)
+    suite.results[process.running] = TestResult(id=process.running, status=status, message=message)
     return True
+
+
+@dataclass
+class _Process:
+    """How far one process came."""
+
+    running: str = ""
+    canary: str = ""
+    ended: bool = False
+
+
+def _take(suite: _Suite, process: _Process, kind: str, event: dict[str, Any]) -> None:
+    """Take in one event of one process."""
+    if kind == "collected":
+        suite.collected |= dict.fromkeys(_texts(event.get("ids")))
+    elif kind == "collect":
+        suite.problem = f"{_text(event, 'id')}: {_text(event, 'message')}"
+    elif kind == "tamper":
+        suite.tamper(_text(event, "kind"), _text(event, "path"))
+    elif kind == "start":
+        process.running = _text(event, "id")
+    elif kind == "result":
+        _take_result(suite, event, process.running)
+        process.running = ""
+    elif kind == "canary":
+        process.canary = _text(event, "status")
+    elif kind == "end":
+        process.ended = True
 
 
 def _events(suite: _Suite, result: ExecResult, nonce: str) -> list[tuple[str, dict[str, Any]]]:

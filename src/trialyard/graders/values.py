@@ -117,7 +117,7 @@ class _Job:
         missing = [index for index in self.pending if index not in run.outcomes]
         if not missing:
             return []
-        status, message = ("error", problem) if problem else _ending(result)
+        status, message = _ending(result, problem)
         if loaded and not problem:
             run.outcomes[missing[0]] = _outcome(self.cases, missing[0], status, message=message)
             return missing[1:]
@@ -179,8 +179,10 @@ def _outcome(
     )
 
 
-def _ending(result: ExecResult) -> tuple[CaseStatus, str]:
+def _ending(result: ExecResult, problem: str) -> tuple[CaseStatus, str]:
     """What it means that the process ended before the case had a result."""
+    if problem:
+        return "error", problem
     if result.status is ExecStatus.TIMEOUT:
         return "timeout", "Timeout: the time limit was reached"
     if result.status is ExecStatus.SIGNALED and result.signal == _SIGALRM:

@@ -67,13 +67,9 @@ def zero(task: Task, workspace: Workspace, reason: str, identity: Identity) -> V
     )
 
 
-def ungraded(
-    fault: Literal["environment", "task"], reason: str, identity: Identity
-) -> Verdict:
+def ungraded(fault: Literal["environment", "task"], reason: str, identity: Identity) -> Verdict:
     """Grading could not be done, and it was not the submission's doing."""
-    return Verdict(
-        status="ungraded", fault=fault, trust="separated", reason=reason, **identity
-    )
+    return Verdict(status="ungraded", fault=fault, trust="separated", reason=reason, **identity)
 
 
 def _trust(findings: Sequence[Finding]) -> Trust:

@@ -69,7 +69,9 @@ def patched(before):
     for module, functions in before.items():
         now = functions_of(module)
         for name, pair in functions.items():
-            if now.get(name) is None or any(a is not b for a, b in zip(now[name], pair)):
+            if now.get(name) is None or any(
+                a is not b for a, b in zip(now[name], pair, strict=True)
+            ):
                 yield f"{module.__name__}.{name}"
 
 

@@ -21,6 +21,7 @@ MAX_HEX_DIGITS = 4300
 FLUSH_FDS = (0, 1, 2)
 CHANNEL_FD = 199
 WHOLE = slice(None)
+TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 
 
 class NotPlain(Exception):
@@ -79,10 +80,8 @@ class Encoder:
             self.put('["i","' + hex(value) + '"]')
 
     def container(self, value, kind, depth):
-        for plain, tag in ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z")):
-            if issubclass(kind, plain):
-                break
-        self.put('["' + tag + '",[')
+        plain = next(plain for plain in TAGS if issubclass(kind, plain))
+        self.put('["' + TAGS[plain] + '",[')
         comma = False
         for item in plain.__iter__(value):
             if comma:
@@ -116,10 +115,10 @@ def quote(text):
         elif 32 <= code < 127:
             out.append(char)
         elif code < 0x10000:
-            out.append("\\u%04x" % code)
+            out.append(f"\\u{code:04x}")
         else:
             code -= 0x10000
-            out.append("\\u%04x\\u%04x" % (0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF)))
+            out.append(f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}")
     return '"' + "".join(out) + '"'
 
 
@@ -165,58 +164,73 @@ def load(path):
     return module
 
 
-def main():
-    job = marshal.loads(read_all(0))
-    channel = open_channel()
-    # Bound before the candidate runs, so that its monkeypatching cannot hurt itself here.
-    pid, getpid, write = posix.getpid(), posix.getpid, posix.write
-    clock, alarm, leave = time.perf_counter, _signal.setitimer, posix._exit
-    nonce, path, limit_s, max_chars = job["nonce"], job["path"], job["limit_s"], job["max_chars"]
+class Runner:
+    """One job. What it needs later is bound before the candidate runs, so that honest
+    monkeypatching in the candidate does not break it."""
 
-    def send(kind, index, started_s, text):
-        if getpid() != pid:
-            leave(0)
-        elapsed_s = clock() - started_s
-        line = f"{nonce} {kind} {index} {elapsed_s:.6f} {text}\n".encode("ascii")
+    def __init__(self, job):
+        self.nonce, self.path, self.function = job["nonce"], job["path"], job["function"]
+        self.limit_s, self.max_chars = job["limit_s"], job["max_chars"]
+        self.channel = open_channel()
+        self.pid, self.getpid, self.write = posix.getpid(), posix.getpid, posix.write
+        self.clock, self.timer, self.leave = time.perf_counter, _signal.setitimer, posix._exit
+        self.namespace, self.setups, self.started_s = {}, set(), 0.0
+
+    def start(self):
+        self.started_s = self.clock()
+        self.timer(_signal.ITIMER_REAL, self.limit_s)
+
+    def send(self, kind, index, text):
+        """Stop the time limit and say one line."""
+        self.timer(_signal.ITIMER_REAL, 0)
+        if self.getpid() != self.pid:  # a child that the candidate forked
+            self.leave(0)
+        elapsed_s = self.clock() - self.started_s
+        line = f"{self.nonce} {kind} {index} {elapsed_s:.6f} {text}\n".encode("ascii")
         while line:
-            line = line[write(channel, line) :]
+            line = line[self.write(self.channel, line) :]
 
-    started_s = clock()
-    alarm(_signal.ITIMER_REAL, limit_s)
-    try:
-        namespace = load(path).__dict__
-        function = None
-        if job["function"]:
-            function = namespace.get(job["function"])
-            if function is None:
-                raise NameError(f"{path.rpartition('/')[2]} defines no {job['function']!r}")
-    except BaseException as error:
-        send("import", -1, started_s, quote(describe(error, path)))
-        leave(0)
-    alarm(_signal.ITIMER_REAL, 0)
-    send("loaded", -1, started_s, "null")
-    setups = set()
-    for index, args, kwargs, expression, setup in job["cases"]:
-        started_s = clock()
-        alarm(_signal.ITIMER_REAL, limit_s)
+    def load(self):
+        self.start()
         try:
-            if setup and setup not in setups:
-                setups.add(setup)
-                exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
-            if expression:
-                value = eval(compile(expression, "<case>", "eval", dont_inherit=True), namespace)
-            else:
-                value = function(*args, **kwargs)
-            encoder = Encoder(max_chars)
+            self.namespace = load(self.path).__dict__
+            if self.function and self.function not in self.namespace:
+                raise NameError(f"{self.path.rpartition('/')[2]} defines no {self.function!r}")
+        except BaseException as error:
+            self.send("import", -1, quote(describe(error, self.path)))
+            self.leave(0)
+        self.send("loaded", -1, "null")
+
+    def run(self, index, args, kwargs, expression, setup):
+        self.start()
+        try:
+            value = self.compute(args, kwargs, expression, setup)
+            encoder = Encoder(self.max_chars)
             encoder.value(value)
             kind, text = "value", "".join(encoder.parts)
         except NotPlain as error:
             kind, text = "error", quote(str(error))
         except BaseException as error:
-            kind, text = "error", quote(describe(error, path))
-        alarm(_signal.ITIMER_REAL, 0)
-        send(kind, index, started_s, text)
-    leave(0)
+            kind, text = "error", quote(describe(error, self.path))
+        self.send(kind, index, text)
+
+    def compute(self, args, kwargs, expression, setup):
+        if setup and setup not in self.setups:
+            self.setups.add(setup)
+            exec(compile(setup, "<setup>", "exec", dont_inherit=True), self.namespace)
+        if expression:
+            code = compile(expression, "<case>", "eval", dont_inherit=True)
+            return eval(code, self.namespace)
+        return self.namespace[self.function](*args, **kwargs)
+
+
+def main():
+    job = marshal.loads(read_all(0))
+    runner = Runner(job)
+    runner.load()
+    for case in job["cases"]:
+        runner.run(*case)
+    runner.leave(0)
 
 
 def open_channel():
