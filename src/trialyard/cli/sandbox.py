@@ -1,0 +1,185 @@
+"""``trialyard sandbox run``: one command in a fresh, isolated, limited box."""
+
+import argparse
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from trialyard.cli.command import Commands, add_command, add_json, print_json
+from trialyard.core.errors import SandboxError, UserError
+from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox
+from trialyard.run.wiring.boxes import open_pool
+
+EXAMPLES = """\
+  trialyard sandbox run -- python3 -c 'print(1)'
+  trialyard sandbox run --memory 128M --timeout 2 --json -- sh -c 'cat /etc/passwd'
+  trialyard sandbox run --upload script.sh:/work/s.sh --download /out:results -- sh /work/s.sh
+"""
+EXIT_CODES = {ExecStatus.TIMEOUT: 124, ExecStatus.OOM: 137, ExecStatus.OUTPUT_LIMIT: 123}
+EXIT_INFRASTRUCTURE = 125
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def register(commands: Commands) -> None:
+    parser = add_command(commands, "sandbox", "run commands in sandboxes", handler=_none)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    run = add_command(
+        actions, "run", "run one command in a fresh box", examples=EXAMPLES, handler=run_command
+    )
+    run.add_argument("--image", default="host")
+    run.add_argument("--memory", default="512M", metavar="SIZE")
+    run.add_argument("--cpus", type=float, default=1.0)
+    run.add_argument("--pids", type=int, default=64)
+    run.add_argument("--disk", default="256M", metavar="SIZE")
+    run.add_argument("--inodes", type=int, default=16384)
+    run.add_argument("--open-files", type=int, default=1024)
+    run.add_argument("--output-bytes", default="1M", metavar="SIZE")
+    run.add_argument("--timeout", type=float, default=600.0, metavar="S")
+    run.add_argument("--idle-timeout", type=float, metavar="S")
+    run.add_argument("--cpu-time", type=float, metavar="S")
+    run.add_argument("--network", default="none", choices=("none",))
+    run.add_argument("--stdin", metavar="FILE|-", help="standard input (default: empty)")
+    run.add_argument("--env", action="append", default=[], metavar="K=V")
+    run.add_argument("--workdir", default="/work", metavar="D")
+    run.add_argument("--upload", action="append", default=[], metavar="SRC:DST")
+    run.add_argument("--download", action="append", default=[], metavar="SRC:DST")
+    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...")
+    add_json(run)
+
+
+def _none(_: argparse.Namespace) -> int:
+    raise UserError("sandbox: name an action: run")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """With ``--json`` 0 whenever a result was obtained; otherwise the command's own code."""
+    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    if not argv:
+        raise UserError("sandbox run: no command; put it after --, e.g. -- python3 -c 'print(1)'")
+    limits = _limits(arguments)
+    try:
+        result = asyncio.run(_run(arguments, argv, limits))
+    except SandboxError as error:
+        if isinstance(error, UserError):
+            raise
+        print(f"trialyard: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_INFRASTRUCTURE
+    if arguments.json:
+        print_json(result.to_json())
+        return 0
+    return _exit_code(result)
+
+
+async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -> ExecResult:
+    stdin = _stdin(arguments.stdin)
+    environment = dict(_pair(text, "=", "--env") for text in arguments.env)
+    async with (
+        open_pool(max_boxes=1, warm=0) as pool,
+        pool.acquire(
+            image=arguments.image, limits=limits, owner="cli", workdir=arguments.workdir
+        ) as sandbox,
+    ):
+        for text in arguments.upload:
+            await _upload(sandbox, *_pair(text, ":", "--upload"))
+        result = await sandbox.run(
+            argv,
+            stdin=stdin,
+            env=environment or None,
+            timeout_s=arguments.timeout,
+            on_output=None if arguments.json else _stream,
+        )
+        for text in arguments.download:
+            await _download(sandbox, *_pair(text, ":", "--download"))
+    return result
+
+
+def _stream(name: Literal["stdout", "stderr"], data: bytes) -> None:
+    stream = sys.stdout if name == "stdout" else sys.stderr
+    stream.buffer.write(data)
+    stream.buffer.flush()
+
+
+async def _upload(sandbox: Sandbox, source: str, target: str) -> None:
+    path = Path(source)
+    if path.is_dir():
+        files = {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and not file.is_symlink()
+        }
+        await sandbox.upload(files, directory=target)
+    elif path.is_file():
+        await sandbox.write(target, path.read_bytes(), mode=path.stat().st_mode & 0o777)
+    else:
+        raise UserError(f"--upload {source}: no such file or folder")
+
+
+async def _download(sandbox: Sandbox, source: str, target: str) -> None:
+    entry = await sandbox.stat(source)
+    destination = Path(target)
+    if entry.kind != "directory":
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_bytes(await sandbox.read(source))
+        return
+    for name, data in (await sandbox.download(source)).items():
+        file = destination / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+def _stdin(source: str | None) -> bytes:
+    if source is None:
+        return b""
+    if source == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise UserError(f"--stdin {source}: {error.strerror}") from error
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    values: dict[str, Any] = {
+        "cpus": arguments.cpus,
+        "cpu_s": arguments.cpu_time,
+        "memory_bytes": parse_size(arguments.memory, "--memory"),
+        "pids": arguments.pids,
+        "disk_bytes": parse_size(arguments.disk, "--disk"),
+        "inodes": arguments.inodes,
+        "open_files": arguments.open_files,
+        "output_bytes": parse_size(arguments.output_bytes, "--output-bytes"),
+        "idle_s": arguments.idle_timeout,
+        "network": arguments.network,
+    }
+    try:
+        return Limits(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"limit {first['loc'][0]}: {first['msg']}") from None
+
+
+def parse_size(text: str, flag: str) -> int:
+    """``512M`` as bytes. Raises `UserError` naming the flag."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.I)
+    if not match:
+        raise UserError(f"{flag} {text!r}: write a size such as 512M or 1G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _pair(text: str, separator: str, flag: str) -> tuple[str, str]:
+    left, found, right = text.partition(separator)
+    if not found or not left:
+        raise UserError(f"{flag} {text!r}: write LEFT{separator}RIGHT")
+    return left, right
+
+
+def _exit_code(result: ExecResult) -> int:
+    if result.status is ExecStatus.SIGNALED:
+        return 128 + (result.signal or 0)
+    if result.status is ExecStatus.EXITED:
+        return result.exit_code or 0
+    return EXIT_CODES.get(result.status, EXIT_INFRASTRUCTURE)

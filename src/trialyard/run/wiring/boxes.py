@@ -1,0 +1,61 @@
+"""Pool, grader, tools and store: what runs without a trainer."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+from trialyard.core.clock import SystemClock
+from trialyard.core.sandbox import SandboxPool
+from trialyard.core.task import Task
+from trialyard.graders.cache import CachedGrader
+from trialyard.graders.fresh_box import FreshBoxGrader
+from trialyard.graders.layers import GRADER, PYTHON, RUNNER_SOURCE
+from trialyard.graders.values_check import run_visible_check
+from trialyard.rollout.answer import AnswerTool
+from trialyard.rollout.shell import ShellTool
+from trialyard.rollout.tools import Tool
+from trialyard.sandboxes.pool import NamespacePool
+from trialyard.storage.ledger import SqlLedger
+from trialyard.trajectories.store import TrajectoryStore
+
+
+def layers() -> dict[str, Path]:
+    """Read-only directories that every box has: an interpreter and the grader's runner."""
+    return {str(Path(PYTHON).parents[1]): Path(sys.base_prefix), GRADER: RUNNER_SOURCE}
+
+
+@asynccontextmanager
+async def open_pool(*, max_boxes: int, warm: int) -> AsyncIterator[SandboxPool]:
+    """A pool of boxes on this machine; nothing of it is left afterwards."""
+    pool = NamespacePool(layers=layers(), max_boxes=max_boxes, warm=warm)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def open_grader(pool: SandboxPool, *, cached: bool = False) -> FreshBoxGrader | CachedGrader:
+    """The grader over a pool; `cached` grades equal answers once."""
+    grader = FreshBoxGrader(pool, SystemClock())
+    if not cached:
+        return grader
+    return CachedGrader(grader, image_digest=pool.image_digest, version=grader.version)
+
+
+def tool_for(task: Task) -> Tool:
+    """The tool that a task asks for."""
+    if task.spec.agent.tool == "answer":
+        return AnswerTool(run_visible_check)
+    return ShellTool()
+
+
+@contextmanager
+def open_store(root: Path) -> Iterator[TrajectoryStore]:
+    """A trajectory store with a ledger of its own below `root`."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (
+        SqlLedger(root / "ledger.sqlite") as ledger,
+        closing(TrajectoryStore(root / "trajectories", ledger)) as store,
+    ):
+        yield store
