@@ -17,7 +17,7 @@ from trialyard.core.ids import new_id
 from trialyard.core.sandbox import Sandbox, SandboxPool
 from trialyard.core.task import Check, ScriptCheck, Task, ValuesCheck
 from trialyard.graders.finding import Finding, GradingRun
-from trialyard.graders.layers import grader_version
+from trialyard.graders.layers import compile_runners, grader_version
 from trialyard.graders.pytest_suite import grade_tests
 from trialyard.graders.script import grade_script
 from trialyard.graders.values_check import check_cases, grade_values, resolve_cases
@@ -38,6 +38,7 @@ class FreshBoxGrader:
         self._clock = clock
         self._acquire_timeout_s = acquire_timeout_s
         self.version = grader_version()
+        compile_runners()
 
     async def grade(self, task: Task, submission: Submission, *, seed: int = 0) -> Verdict:
         """Verdict of the hidden checks; a machine's or task's failure is ``ungraded``."""

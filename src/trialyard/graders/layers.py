@@ -4,10 +4,15 @@ The wiring mounts them; nothing a candidate can write is on the interpreter's pa
 before them. `RUNNER_SOURCE` is the directory on this machine that belongs at `GRADER`.
 """
 
+import importlib.util
+import py_compile
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
+from trialyard.core.errors import NotFoundError
 from trialyard.core.ids import tree_hash
 
 PYTHON = "/opt/trialyard/python/bin/python3"
@@ -17,6 +22,30 @@ RUNNER_SOURCE = Path(str(resources.files("trialyard.graders"))) / "runner"
 
 PYTHON_FLAGS = ("-P", "-s", "-S")
 """As ``-I -S``, but PYTHONHASHSEED is heeded: the grader sets the whole environment."""
+
+
+_PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+
+
+def compile_runners() -> None:
+    """Keep the runners' compiled form beside them: a box cannot, and would compile anew."""
+    for path in RUNNER_SOURCE.glob("*.py"):
+        with suppress(OSError):  # an installation that this user cannot write to
+            py_compile.compile(str(path), doraise=True)
+
+
+def build_pytest_layer(directory: Path) -> Path:
+    """Copy pytest and what it imports into `directory`, for mounting at `PYTEST`.
+
+    Raises `NotFoundError` when pytest is not installed beside trialyard.
+    """
+    for name in _PYTEST_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise NotFoundError(f"tests checks need the package {name}: pip install pytest")
+        source = Path(spec.submodule_search_locations[0])
+        shutil.copytree(source, directory / name, dirs_exist_ok=True)
+    return directory
 
 
 def grader_version() -> str:

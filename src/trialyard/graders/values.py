@@ -21,7 +21,14 @@ from trialyard.core.task import ValuesCheck
 from trialyard.graders.compare import matches
 from trialyard.graders.layers import GRADER, PYTHON, PYTHON_FLAGS, run_environment
 
-RUNNER = f"{GRADER}/values_runner.py"
+COMMAND = (
+    PYTHON,
+    *PYTHON_FLAGS,
+    "-c",
+    f"import sys; sys.path.insert(0, {GRADER!r}); import values_runner as runner; "
+    "del sys.path[0]; runner.main()",
+)
+"""Imported, not run as a script: then its compiled form is used, which saves a fifth."""
 MAX_RESTARTS = 16
 START_S = 10.0
 """Room for starting the interpreter on a busy host; not the candidate's time."""
@@ -62,7 +69,7 @@ async def run_cases(
         job = _Job(check, cases, pending, workdir=sandbox.workdir)
         wall_s = min(left_s, check.timeout_s * (len(pending) + 1) + START_S)
         result = await sandbox.run(
-            [PYTHON, *PYTHON_FLAGS, RUNNER],
+            COMMAND,
             stdin=job.payload(),
             env=run_environment(seed),
             timeout_s=wall_s,

@@ -244,6 +244,3 @@ def open_channel():
         posix.dup2(null, fd)
     posix.close(null)
     return channel
-
-
-main()
