@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from trialyard import __version__
-from trialyard.cli import bench, doctor, grade, report, rollout, sandbox, tasks, train
+from trialyard.cli import bench, doctor, evaluate, grade, report, rollout, sandbox, tasks, train
 from trialyard.core.errors import TrialyardError, UserError
 
 EXIT_ERROR, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
-COMMANDS = (doctor, train, report, rollout, grade, tasks, sandbox, bench)
+COMMANDS = (doctor, train, evaluate, report, rollout, grade, tasks, sandbox, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

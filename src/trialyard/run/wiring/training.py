@@ -1,19 +1,20 @@
 """From a configuration to the parts of a training run."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trialyard.core.clock import SystemClock
-from trialyard.core.errors import ConfigError
+from trialyard.core.errors import ConfigError, NotFoundError
 from trialyard.core.events import EventSink
+from trialyard.core.ids import new_id
 from trialyard.core.learner import TrainingSequence
 from trialyard.core.policy import Message
 from trialyard.core.sandbox import SandboxPool
-from trialyard.core.trajectory import Demonstration
+from trialyard.core.trajectory import Demonstration, Trajectory
 from trialyard.learning.process import ProcessLearner
 from trialyard.learning.settings import RlSettings, SftSettings
 from trialyard.policies.hf import HFPolicy
@@ -23,6 +24,8 @@ from trialyard.rollout.ablation import FeedbackBank, SwappedFeedback
 from trialyard.rollout.rollout import Roller
 from trialyard.run.config import RunConfig
 from trialyard.run.directory import RunDirectory
+from trialyard.run.durable import Durable
+from trialyard.run.evaluate import SolveRates, evaluate
 from trialyard.run.events import EventFile, Events
 from trialyard.run.experiment import Experiment
 from trialyard.run.sources import TrainSequence, generate_demonstrations, load_splits
@@ -157,3 +160,28 @@ async def run_experiment(root: Path, sink: EventSink) -> dict[str, Any]:
     directory, config = RunDirectory.open(root)
     async with open_yard(directory, config, sink) as yard:
         return await Experiment(yard).run()
+
+
+async def evaluate_run(
+    root: Path, sink: EventSink, *, samples: int, feedback: Literal["own", "swapped"]
+) -> SolveRates:
+    """Held-out solve rates of the last checkpoint of a run; nothing of the run changes."""
+    directory, config = RunDirectory.open(root)
+    rollout = config.rollout.model_copy(update={"feedback": feedback})
+    config = config.model_copy(update={"rollout": rollout})
+    async with open_yard(directory, config, sink) as yard:
+        if await Durable(yard).restore() is None:
+            raise NotFoundError(f"{root} has no checkpoint yet; let 'trialyard resume' run first")
+        return await evaluate(
+            yard.roller,
+            yard.held_out,
+            run=f"{config.name}-{new_id('evaluation')}",
+            label=feedback,
+            seed=config.seed,
+            samples=samples,
+            keep=_forget,
+        )
+
+
+async def _forget(trajectories: Sequence[Trajectory]) -> None:
+    """An evaluation apart from the run keeps nothing in it."""
