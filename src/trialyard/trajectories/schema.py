@@ -92,6 +92,7 @@ _TURN_FIELDS = tuple(field.name for field in TURN)
 _PACKED = (("context_ids", "i"), ("output_ids", "i"), ("logprobs", "d"))
 _FIELDS = tuple(field.name for field in TRAJECTORY if field.name != "checksum")
 _FLOATS = ("penalty", "started_s", "wall_s")
+_CURE = "restore the file from a copy, or go on without these records"
 _canonical = json.JSONEncoder(default=bytes.hex, separators=(",", ":")).encode
 
 
@@ -113,15 +114,23 @@ def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
 def from_batch(batch: pa.RecordBatch, place: str) -> list[Trajectory]:
     """Records of a batch, verified; `place` names it in errors. Raises `StoreError`."""
     found = []
-    for number, row in enumerate(batch.to_pylist()):
-        expected = row.pop("checksum", None)
-        if checksum(row) != expected:
-            raise StoreError(
-                f"{place}, record {number} ({row.get('id')!r}) is corrupt: its checksum does not "
-                "match; restore the file from a copy, or go on without this record"
-            )
-        found.append(_from_row(row, place))
+    for number, row in enumerate(_verified(batch, place)):
+        found.append(_from_row(row, f"{place}, record {number}"))
     return found
+
+
+def _verified(batch: pa.RecordBatch, place: str) -> list[Row]:
+    """Rows whose checksum holds. Names, types and values are all untrusted until then."""
+    try:
+        rows: list[Row] = batch.to_pylist()
+        broken = [n for n, row in enumerate(rows) if row.pop("checksum") != checksum(row)]
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise StoreError(f"{place} is corrupt ({error}); {_CURE}") from error
+    if broken:
+        raise StoreError(
+            f"{place}, record {broken[0]} is corrupt: its checksum does not match; {_CURE}"
+        )
+    return rows
 
 
 def checksum(row: Row) -> int:
@@ -139,9 +148,8 @@ def checksum(row: Row) -> int:
 
 
 def _batch(rows: list[Row]) -> pa.RecordBatch:
-    for row in rows:
-        row["checksum"] = checksum(row)
-    return pa.RecordBatch.from_pylist(rows, schema=TRAJECTORY)
+    signed = [{**row, "checksum": checksum(row)} for row in rows]
+    return pa.RecordBatch.from_pylist(signed, schema=TRAJECTORY)
 
 
 def _to_row(trajectory: Trajectory) -> Row:
@@ -151,6 +159,7 @@ def _to_row(trajectory: Trajectory) -> Row:
     row["turns"] = [_turn_row(turn) for turn in trajectory.turns]
     row["stop"] = trajectory.stop.value
     row["verdict"] = _verdict_text(trajectory.verdict)
+    row["diff"] = bytes(trajectory.diff)
     return row
 
 
@@ -166,6 +175,7 @@ def _turn_row(turn: Turn) -> Row:
 def _command_row(command: CommandRecord) -> Row:
     row = {name: getattr(command, name) for name in _COMMAND_FIELDS}
     row["wall_s"] = float(command.wall_s)
+    row["stdout"], row["stderr"] = bytes(command.stdout), bytes(command.stderr)
     return row
 
 
@@ -188,6 +198,21 @@ def _to_unicode(value: Any) -> Any:
 
 
 def _from_row(row: Row, place: str) -> Trajectory:
+    try:
+        row = _upgraded(row, place)
+        fields = {
+            **row,
+            "turns": tuple(_turn(turn) for turn in row["turns"]),
+            "stop": StopReason(row["stop"]),
+            "verdict": Verdict.model_validate_json(row["verdict"]),
+            "faults": tuple(row["faults"]),
+        }
+        return Trajectory(**fields)
+    except (ValidationError, ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{place} ({row.get('id')!r}) cannot be read: {error}; {_CURE}") from error
+
+
+def _upgraded(row: Row, place: str) -> Row:
     version = row["schema_version"]
     if version > SCHEMA_VERSION:
         raise StoreError(
@@ -196,18 +221,7 @@ def _from_row(row: Row, place: str) -> Trajectory:
         )
     for number in range(version, SCHEMA_VERSION):
         row = _UPGRADES[number](row)
-    try:
-        fields = {
-            **row,
-            "turns": tuple(_turn(turn) for turn in row["turns"]),
-            "stop": StopReason(row["stop"]),
-            "verdict": Verdict.model_validate_json(row["verdict"]),
-            "faults": tuple(row["faults"]),
-            "schema_version": SCHEMA_VERSION,
-        }
-        return Trajectory(**fields)
-    except (ValidationError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{place}: record {row.get('id')!r} cannot be read: {error}") from error
+    return {**row, "schema_version": SCHEMA_VERSION}
 
 
 def _turn(row: Row) -> Turn:

@@ -34,10 +34,14 @@ class SegmentWriter:
         self.path = path
         self.num_batches = 0
         self._file = path.open("xb")
-        options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1), use_threads=False)
-        self._stream = pa.ipc.new_stream(self._file, TRAJECTORY, options=options)
-        self._sync()
-        sync_directory(path.parent)
+        try:
+            options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1), use_threads=False)
+            self._stream = pa.ipc.new_stream(self._file, TRAJECTORY, options=options)
+            self._sync()
+            sync_directory(path.parent)
+        except BaseException:
+            self.abandon()
+            raise
 
     def append(self, batch: pa.RecordBatch) -> int:
         """Write one batch durably and return its number. Raises OSError."""
