@@ -32,6 +32,10 @@ class TransformersModel(nn.Module):
     def max_positions(self) -> int:
         return int(getattr(self.inner.config, "max_position_embeddings", 2048))
 
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.inner.config.vocab_size)
+
     def forward(self, ids_BT: Tensor, lengths_B: Tensor, chosen_BT: Tensor) -> Tensor:
         """Logits [N, V] at the chosen positions of right-padded rows."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)

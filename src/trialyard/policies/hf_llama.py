@@ -173,6 +173,10 @@ class Llama(nn.Module):
     def max_positions(self) -> int:
         return self.shape.max_positions
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self.shape.vocabulary_size
+
     def head(self) -> Tensor:
         """Output matrix [V, D]; the embedding itself when tied."""
         return self.model.embed_tokens.weight if self.shape.tied else self.lm_head.weight
