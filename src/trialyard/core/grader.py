@@ -40,6 +40,8 @@ class Submission:
 class TestResult(Record):
     """Outcome of one test or case."""
 
+    __test__ = False  # the name is no invitation to pytest
+
     id: str
     status: TestStatus
     duration_s: float = Field(default=0.0, ge=0)

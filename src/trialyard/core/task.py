@@ -44,6 +44,8 @@ class ValuesCheck(CheckBase):
 class TestsCheck(CheckBase):
     """Run a pytest suite from ``tests/`` in the grader's box; expected ids are fixed."""
 
+    __test__ = False  # the name is no invitation to pytest
+
     kind: Literal["tests"] = "tests"
     paths: tuple[str, ...]
     expected: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ Literals may contain arithmetic and calls of the plain containers, as in ``1.0/3
 
 import ast
 import builtins
+import warnings
 from typing import Any
 
 from trialyard.core import plain
@@ -44,18 +45,13 @@ _MODULES = frozenset({"sys", "math", "collections"})
 
 def entry_function(tests: list[str], code: str) -> str:
     """The function under test: defined by the reference and called by the tests."""
-    try:
-        defined = [
-            node.name
-            for node in ast.parse(code).body
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        ]
-    except (SyntaxError, ValueError) as error:
-        raise TaskError(f"the reference code is not Python: {error}") from error
+    tree = _parse(code, "the reference code")
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    defined = [node.name for node in tree.body if isinstance(node, definitions)]
     called = [
         node.func.id
         for test in tests
-        for node in ast.walk(_parse(test))
+        for node in ast.walk(_parse(test, "a test"))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
     functions = [name for name in called if name in defined]
@@ -67,17 +63,19 @@ def entry_function(tests: list[str], code: str) -> str:
 
 def case_of(test: str, function: str, *, setup: str = "") -> Case:
     """The case of one assert statement. Raises `TaskError` when it is no assert."""
-    body = _parse(test).body
+    body = _parse(test, "a test").body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TaskError(f"a test must be one assert statement: {test[:80]!r}")
     return _Assertion(function, setup).case(body[0].test)
 
 
-def _parse(test: str) -> ast.Module:
+def _parse(source: str, what: str) -> ast.Module:
     try:
-        return ast.parse(test.strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd escapes in strings are the data's own affair
+            return ast.parse(source.strip())
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise TaskError(f"a test is not Python: {test[:80]!r}: {error}") from error
+        raise TaskError(f"{what} is not Python: {source[:80]!r}: {error}") from error
 
 
 class _Assertion:
