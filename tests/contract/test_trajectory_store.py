@@ -67,6 +67,13 @@ def test_an_id_twice_in_one_call_is_stored_once(store: Store) -> None:
     assert list(store.iter()) == [first, trajectory_of("b")]
 
 
+def test_a_large_group_comes_back_in_order(store: Store) -> None:
+    records = [trajectory_of(f"t{n}", member=n) for n in range(200)]
+    store.append(records)
+    assert list(store.iter()) == records
+    assert store.get("t150") == records[150]
+
+
 def test_sealing_changes_nothing_for_readers(store: Store) -> None:
     expected: list[Trajectory] = []
     for n in range(6):

@@ -9,7 +9,7 @@ rename, complete, and only then the stream goes.
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -43,12 +43,13 @@ class SegmentWriter:
             self.abandon()
             raise
 
-    def append(self, batch: pa.RecordBatch) -> int:
-        """Write one batch durably and return its number. Raises OSError."""
-        self._stream.write_batch(batch)
+    def append(self, batches: Sequence[pa.RecordBatch]) -> int:
+        """Write batches durably and return the number of the first. Raises OSError."""
+        for batch in batches:
+            self._stream.write_batch(batch)
         self._sync()
-        self.num_batches += 1
-        return self.num_batches - 1
+        self.num_batches += len(batches)
+        return self.num_batches - len(batches)
 
     def close(self) -> None:
         """End the stream. Raises OSError."""

@@ -32,6 +32,10 @@ from trialyard.trajectories.segment import (
 )
 
 
+ROWS_PER_BATCH = 64
+"""A larger group is written as several batches, so that one record can be read alone."""
+
+
 class TrajectoryStore:
     """Records of one run in `directory`, indexed by the run's ledger.
 
@@ -69,8 +73,13 @@ class TrajectoryStore:
             if not fresh:
                 return
             records = list(reversed(fresh.values()))
-            segment, number = self._write(to_batch(records))
-            self._ledger.record_trajectories([_index(t, segment, number) for t in records])
+            starts = range(0, len(records), ROWS_PER_BATCH)
+            parts = [records[start : start + ROWS_PER_BATCH] for start in starts]
+            segment, first = self._write([to_batch(part) for part in parts])
+            rows = [
+                _index(t, segment, number) for number, part in enumerate(parts, first) for t in part
+            ]
+            self._ledger.record_trajectories(rows)
             self._counters["appended"] += len(records)
 
     def get(self, id: str) -> Trajectory:
@@ -118,11 +127,12 @@ class TrajectoryStore:
 
     # Writing
 
-    def _write(self, batch: pa.RecordBatch) -> tuple[str, int]:
+    def _write(self, batches: Sequence[pa.RecordBatch]) -> tuple[str, int]:
+        """Segment and number of the first of these batches."""
         try:
             if self._writer is None:
                 self._writer = SegmentWriter(self._next_path())
-            return self._writer.path.stem, self._writer.append(batch)
+            return self._writer.path.stem, self._writer.append(batches)
         except (OSError, pa.ArrowException) as error:
             if self._writer is not None:
                 self._writer.abandon()
@@ -204,11 +214,12 @@ class TrajectoryStore:
         segment, number = place
         batch = self._read_batch(segment, number)
         name = f"segment {self._directory / segment}, batch {number}"
-        found = {t.id: t for t in from_batch(batch, name)}
-        missing = [id_ for id_ in ids if id_ not in found]
-        if missing:
-            raise damaged(self._directory / segment, number, f"{missing[0]!r} is not in it")
-        return {id_: found[id_] for id_ in ids}
+        try:
+            stored = batch.column("id").to_pylist()
+            wanted = batch.take([stored.index(id_) for id_ in ids])
+        except (ValueError, KeyError, pa.ArrowException) as error:
+            raise damaged(self._directory / segment, number, error) from error
+        return {t.id: t for t in from_batch(wanted, name)}
 
     def _read_batch(self, segment: str, number: int) -> pa.RecordBatch:
         with self._guard:
