@@ -1,0 +1,39 @@
+/* Words that the supervisor and PID 1 of a box exchange.
+ *
+ * One SOCK_SEQPACKET datagram is one message; numbers are little-endian and packed.
+ * trialyard/sandboxes/protocol.py is the other end: change both together.
+ */
+#ifndef TRIALYARD_PROTOCOL_H
+#define TRIALYARD_PROTOCOL_H
+
+#include <stdint.h>
+
+enum { PROTOCOL_VERSION = 1, CONTROL_FD = 3, MAX_REQUEST = 160 * 1024 };
+
+enum request_op { REQUEST_RUN = 1, REQUEST_KILL = 2, REQUEST_SIGNAL = 3 };
+enum reply_op { REPLY_HELLO = 1, REPLY_EXITED = 2, REPLY_KILLED = 3 };
+
+/* RUN: body = cwd, argv and env as NUL-terminated strings; descriptors by SCM_RIGHTS:
+ * [stdin] stdout stderr [memfd holding the body]. */
+enum { FLAG_STDIN = 1, FLAG_BODY_IN_MEMFD = 2 };
+
+struct request {
+    uint32_t op;
+    uint32_t id;
+    uint32_t flags;
+    uint32_t argc;
+    uint32_t envc;
+    uint32_t body_bytes;
+    int32_t signal;
+} __attribute__((packed));
+
+struct reply {
+    uint32_t op;
+    uint32_t id;
+    int32_t wait_status;  /* as wait4 gives it */
+    int32_t start_errno;  /* not 0: the command could not be started */
+    uint64_t cpu_us;      /* of the leader and its waited-for children */
+    uint32_t others_left; /* 1: processes of this box outlive the leader */
+} __attribute__((packed));
+
+#endif

@@ -1,0 +1,264 @@
+"""Control groups of boxes: version 1, version 2, and hosts that mix both.
+
+Each box has one directory per hierarchy below ``trialyard/<owner>``. Limits are set before
+the first process joins, counters are read by the supervisor alone, and a directory goes
+when its processes are gone. Swap is off: memory means memory.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trialyard.core.errors import LimitUnsupported
+from trialyard.core.sandbox import Limits
+
+PARENT = "trialyard"
+CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+_UNLIMITED_PIDS_OVERHEAD = 1
+"""bubblewrap's own process waits outside the box's pid namespace but in its cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted cgroup tree and the controllers of ours that it has."""
+
+    root: Path
+    version: int
+    controllers: frozenset[str]
+
+
+def _v1_controllers(names: set[str]) -> frozenset[str]:
+    return frozenset(names & {"memory", "pids", "cpu", "cpuacct"})
+
+
+def find_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
+    """Hierarchies from the texts of /proc/self/mountinfo and /proc/self/cgroup.
+
+    The root of each mount is used where it can be written, so that the boxes of a dead
+    owner are found again whatever group their owner was in; else the own group.
+    """
+    own = {}
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update({name: path for name in controllers.split(",")})
+    found = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        mount = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), before.split(" ")[4]))
+        names = _v1_controllers(set(options.split(","))) if kind == "cgroup" else frozenset()
+        path = own.get(min(names, default=""), "/")
+        root = mount if os.access(mount, os.W_OK) else mount / path.lstrip("/")
+        if kind == "cgroup2":
+            listed = root / "cgroup.controllers"
+            text = listed.read_text() if listed.exists() else ""
+            names = frozenset(text.split()) & {"memory", "pids", "cpu"}
+        if names:
+            found.append(Hierarchy(root, 1 if kind == "cgroup" else 2, frozenset(names)))
+    return found
+
+
+def _write(path: str, value: str | int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _keyed(text: str, key: str) -> int:
+    """Value of ``key value`` lines; 0 when absent."""
+    match = re.search(rf"^{key} (\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def _plain(text: str) -> int:
+    return int(text.strip() or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """Where a number stands: file below the controller's directory, and how to read it."""
+
+    controller: str
+    file: str
+    parse: Callable[[str], int]
+
+
+_COUNTERS: Mapping[int, Mapping[str, _Counter]] = {
+    1: {
+        "oom": _Counter("memory", "memory.oom_control", lambda t: _keyed(t, "oom_kill")),
+        "peak": _Counter("memory", "memory.max_usage_in_bytes", _plain),
+        "cpu": _Counter("cpuacct", "cpuacct.usage", lambda t: _plain(t) // 1000),
+        "pids_peak": _Counter("pids", "pids.peak", _plain),
+        "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
+    },
+    2: {
+        "oom": _Counter("memory", "memory.events", lambda t: _keyed(t, "oom_kill")),
+        "peak": _Counter("memory", "memory.peak", _plain),
+        "cpu": _Counter("cpu", "cpu.stat", lambda t: _keyed(t, "usage_usec")),
+        "pids_peak": _Counter("pids", "pids.peak", _plain),
+        "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
+    },
+}
+
+
+@dataclass(slots=True)
+class BoxCgroup:
+    """The directories of one box. Counters read 0 where the kernel keeps none."""
+
+    directories: Mapping[str, tuple[int, str]]
+    """Controller -> (version, directory)."""
+    _fds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def joins(self) -> tuple[str, ...]:
+        """Distinct directories that the box's processes must be in."""
+        return tuple(dict.fromkeys(path for _, path in self.directories.values()))
+
+    def _read(self, name: str) -> int:
+        for version in (1, 2):
+            counter = _COUNTERS[version][name]
+            have = self.directories.get(counter.controller)
+            if have is None or have[0] != version:
+                continue
+            fd = self._fds.get(name)
+            if fd is None:
+                try:
+                    fd = os.open(f"{have[1]}/{counter.file}", os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    fd = -1
+                self._fds[name] = fd
+            return 0 if fd < 0 else counter.parse(os.pread(fd, 4096, 0).decode())
+        return 0
+
+    def oom_kills(self) -> int:
+        """Processes that the kernel killed because the box was out of memory."""
+        return self._read("oom")
+
+    def cpu_us(self) -> int:
+        return self._read("cpu")
+
+    def memory_peak_bytes(self) -> int:
+        return self._read("peak")
+
+    def pids_peak(self) -> int:
+        return max(0, self._read("pids_peak") - _UNLIMITED_PIDS_OVERHEAD)
+
+    def pids_refused(self) -> int:
+        """How often a fork was refused by the pids limit."""
+        return self._read("pids_refused")
+
+    def remove(self) -> bool:
+        """Remove what can be removed; True when nothing is left. Call again when False."""
+        for fd in self._fds.values():
+            if fd >= 0:
+                os.close(fd)
+        self._fds.clear()
+        return all([remove_directory(path) for path in self.joins])
+
+
+def remove_directory(path: str) -> bool:
+    """Remove one cgroup; True when it is gone, False while processes are still in it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
+class CgroupParent:
+    """The groups below which one owner's boxes live.
+
+    Raises `LimitUnsupported` when this host has no usable controller for a limit.
+    """
+
+    def __init__(self, hierarchies: list[Hierarchy], owner: str) -> None:
+        self._owner = owner
+        self._directories: dict[str, tuple[int, str]] = {}
+        for hierarchy in hierarchies:
+            directory = hierarchy.root / PARENT / owner
+            for name in hierarchy.controllers - self._directories.keys():
+                self._directories[name] = (hierarchy.version, str(directory))
+        missing = [name for name in CONTROLLERS if name not in self._directories]
+        if missing:
+            raise LimitUnsupported(
+                f"this host offers no cgroup controller {', '.join(missing)}, so the limits on "
+                "memory, processes and CPU cannot be enforced. Mount the cgroup file system "
+                "(version 2: mount -t cgroup2 none /sys/fs/cgroup), or delegate a subtree to "
+                "this user (systemd: Delegate=yes)."
+            )
+        for version, path in set(self._directories.values()):
+            self._make(Path(path), version)
+        self._has_swap_limit = Path(
+            self._directories["memory"][1], "memory.memsw.limit_in_bytes"
+        ).exists()
+
+    def _make(self, directory: Path, version: int) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if version == 2:
+                for inner in (directory.parent.parent, directory.parent, directory):
+                    have = (inner / "cgroup.subtree_control").read_text().split()
+                    wanted = [f"+{name}" for name in CONTROLLERS if name not in have]
+                    if wanted:
+                        _write(f"{inner}/cgroup.subtree_control", " ".join(wanted))
+        except OSError as error:
+            raise LimitUnsupported(
+                f"cannot make the cgroup {directory} ({error.strerror}); run as root, or "
+                "delegate a cgroup subtree to this user (systemd: Delegate=yes)"
+            ) from error
+
+    def create(self, name: str, limits: Limits) -> BoxCgroup:
+        """Directories for one box, with its limits set."""
+        box = BoxCgroup({key: (v, f"{path}/{name}") for key, (v, path) in self._directories.items()})
+        for path in box.joins:
+            os.mkdir(path)
+        for path, value in self._settings(box, limits):
+            _write(path, value)
+        return box
+
+    def _settings(self, box: BoxCgroup, limits: Limits) -> Iterator[tuple[str, str | int]]:
+        version, memory = box.directories["memory"]
+        if version == 1:
+            yield f"{memory}/memory.limit_in_bytes", limits.memory_bytes
+            if self._has_swap_limit:
+                yield f"{memory}/memory.memsw.limit_in_bytes", limits.memory_bytes
+            yield f"{memory}/memory.swappiness", 0
+        else:
+            yield f"{memory}/memory.max", limits.memory_bytes
+            yield f"{memory}/memory.swap.max", 0
+            yield f"{memory}/memory.oom.group", 1
+        _, pids = box.directories["pids"]
+        yield f"{pids}/pids.max", limits.pids + _UNLIMITED_PIDS_OVERHEAD
+        version, cpu = box.directories["cpu"]
+        quota_us = max(1000, int(limits.cpus * _PERIOD_US))
+        if version == 1:
+            yield f"{cpu}/cpu.cfs_quota_us", quota_us
+        else:
+            yield f"{cpu}/cpu.max", f"{quota_us} {_PERIOD_US}"
+
+    def directories(self) -> tuple[str, ...]:
+        """Distinct parent directories of this owner."""
+        return tuple(dict.fromkeys(path for _, path in self._directories.values()))
+
+    def remove(self) -> bool:
+        """Remove the owner's own directories; the boxes must be gone."""
+        return all([remove_directory(path) for path in self.directories()])
+
+
+def read_hierarchies() -> list[Hierarchy]:
+    """The hierarchies of this host."""
+    return find_hierarchies(
+        Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+    )

@@ -1,0 +1,128 @@
+"""One machine that holds boxes: everything that its boxes share, made once.
+
+Opening checks that this host can isolate and reclaims what dead owners left; closing removes
+all that opening made. Raises `SandboxUnavailable` or `LimitUnsupported` with the cure.
+"""
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trialyard.core.errors import SandboxUnavailable, UserError
+from trialyard.core.ids import new_id
+from trialyard.core.image import Image
+from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
+from trialyard.sandboxes.native import native_program
+from trialyard.sandboxes.owner import Owner
+from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box
+from trialyard.sandboxes.seccomp import seccomp_filters
+from trialyard.sandboxes.system_files import build_dev, build_etc, check_dev_null
+
+RUNTIME_DIRECTORY = Path("/run/trialyard")
+PYTHON_LAYER = "/opt/trialyard/python"
+
+
+def default_layers() -> dict[str, Path]:
+    """The interpreter that runs trialyard, as boxes see it."""
+    return {PYTHON_LAYER: Path(sys.base_prefix)}
+
+
+def find_bubblewrap() -> Path:
+    """Path of bwrap. Raises `SandboxUnavailable`."""
+    found = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    if found is None:
+        raise SandboxUnavailable(
+            "bubblewrap (bwrap) is missing; install it (Debian and Ubuntu: apt-get install "
+            "bubblewrap)"
+        )
+    return Path(found)
+
+
+def check_privilege() -> None:
+    """Boxes get host uids of their own, which only root can give."""
+    if os.geteuid() != 0:
+        raise SandboxUnavailable(
+            "boxes need a supervisor that runs as root, to give each a host uid of its own and "
+            "a quota on its files; run trialyard as root (it never runs a task's code as root)"
+        )
+
+
+def _links_for(layers: Mapping[str, Path]) -> dict[str, str]:
+    """Where a layer was installed on the host, for programs that hold that path inside."""
+    return {
+        str(source): path
+        for path, source in layers.items()
+        if not str(source).startswith(("/usr/", "/etc/", "/opt/", "/tmp/", "/proc/", "/dev/"))
+        and str(source) not in ("/", "/usr")
+        and path == PYTHON_LAYER
+    }
+
+
+class SandboxHost:
+    """What all boxes of one owner are made of. Close it after the last box."""
+
+    def __init__(
+        self,
+        *,
+        layers: Mapping[str, Path] | None = None,
+        runtime_directory: Path = RUNTIME_DIRECTORY,
+    ) -> None:
+        check_privilege()
+        check_dev_null()
+        program, bubblewrap, filters = native_program(), find_bubblewrap(), seccomp_filters()
+        layers = default_layers() if layers is None else dict(layers)
+        for path, source in layers.items():
+            if not source.exists():
+                raise UserError(f"layer {path}: {source} does not exist on this host")
+        hierarchies = read_hierarchies()
+        self.owner = Owner(runtime_directory, new_id(f"p{os.getpid()}"), hierarchies)
+        try:
+            self.cgroups = CgroupParent(hierarchies, self.owner.name)
+            self._parts = self._make_parts(program, bubblewrap, filters, layers)
+        except BaseException:
+            self.owner.close()
+            raise
+        self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
+
+    def _make_parts(
+        self,
+        program: Path,
+        bubblewrap: Path,
+        filters: tuple[bytes, ...],
+        layers: Mapping[str, Path],
+    ) -> BoxParts:
+        directory = self.owner.directory
+        build_etc(directory / "etc")
+        build_dev(directory / "dev")
+        seccomp = []
+        for index, data in enumerate(filters):
+            path = directory / f"seccomp-{index}.bpf"
+            path.write_bytes(data)
+            seccomp.append(path)
+        return BoxParts(
+            program=program,
+            bubblewrap=bubblewrap,
+            mount_point=directory.parent.parent / "tree",
+            etc=directory / "etc",
+            dev=directory / "dev",
+            seccomp=tuple(seccomp),
+            layers={path: source.resolve() for path, source in layers.items()},
+            links=_links_for(layers),
+        )
+
+    def plan(self, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
+        """The launch plan of a kind. Raises `UserError` for a workdir that cannot be."""
+        return self._plan(image, limits, check_workdir(workdir))
+
+    def _make_plan(self, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
+        return plan_box(self._parts, image, limits, workdir)
+
+    def close(self) -> bool:
+        """Remove what this owner made; True when nothing is left. Idempotent."""
+        gone = self.cgroups.remove()
+        self.owner.close()
+        return gone

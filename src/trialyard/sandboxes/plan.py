@@ -1,0 +1,126 @@
+"""The launch plan: which steps build the tree of one kind of box, and how bubblewrap starts.
+
+A kind is (image, limits, workdir); its plan is computed once, and only the box's cgroups and
+uid are put in at each start. The steps are those of native/launch.c.
+"""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trialyard.core.errors import UserError
+from trialyard.core.image import Image
+from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.protocol import FIRST_SECCOMP_FD
+from trialyard.sandboxes.system_files import BOX_UID, HOME
+
+INIT_PATH = "/opt/trialyard/init"
+OUT = "/out"
+_OWN_INODES = 96
+"""What the tree itself takes, so that `inodes` counts the box's own files."""
+_SYSTEM = ("/usr", "/etc", "/dev", "/proc", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/opt")
+_MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MASKED = ("keys", "key-users", "timer_list", "interrupts", "iomem", "kallsyms", "cmdline")
+_READ_ONLY_PROC = ("sys",)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxParts:
+    """Host paths that every box of one owner is made of."""
+
+    program: Path
+    bubblewrap: Path
+    mount_point: Path
+    etc: Path
+    dev: Path
+    seccomp: tuple[Path, ...]
+    layers: Mapping[str, Path]
+    links: Mapping[str, str]
+    """Path in the box -> target, e.g. where an interpreter was installed on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """The argv of the launcher but for what differs between two boxes of one kind."""
+
+    program: str
+    steps: tuple[str, ...]
+
+    def argv(self, *, cgroups: Sequence[str], uid: int) -> list[str]:
+        joins = [word for path in cgroups for word in ("--cgroup", path)]
+        return [self.program, "launch", *joins, "--uid", str(uid), *self.steps]
+
+
+def check_workdir(workdir: str) -> str:
+    """The normalised workdir. Raises `UserError` when it is not a place for work."""
+    path = posixpath.normpath(workdir)
+    if not path.startswith("/") or "\0" in path or path == "/":
+        raise UserError(f"workdir {workdir!r}: must be an absolute path below /")
+    if any(path == top or path.startswith(f"{top}/") for top in _SYSTEM):
+        raise UserError(f"workdir {workdir!r}: lies in a read-only part of the system")
+    return path
+
+
+def plan_box(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
+    """The plan for one kind of box."""
+    steps = (
+        *("--nofile", str(limits.open_files)),
+        *("--tmpfs", str(parts.mount_point)),
+        *(str(limits.disk_bytes), str(limits.inodes + _OWN_INODES)),
+        *(_host_system(parts) if not image.lowers else ("--overlay", ":".join(image.lowers))),
+        *_common(parts, limits, workdir),
+        *[word for path in parts.seccomp for word in ("--seccomp", str(path))],
+        "--",
+        *_bubblewrap(parts),
+    )
+    return LaunchPlan(str(parts.program), steps)
+
+
+def _host_system(parts: BoxParts) -> Iterator[str]:
+    yield from ("--ro", "/usr", "usr")
+    for name in _MERGED:
+        path = Path("/", name)
+        if path.is_symlink():
+            yield from ("--link", str(path.readlink()), name)
+        elif path.is_dir():
+            yield from ("--ro", str(path), name)
+    yield from ("--ro", str(parts.etc), "etc")
+    yield from ("--dir", "0755", "root")
+
+
+def _common(parts: BoxParts, limits: Limits, workdir: str) -> Iterator[str]:
+    yield from ("--dir", "0755", "proc")
+    yield from ("--dir", "0755", "run")
+    yield from ("--dir", "0755", "sys/devices/system/cpu")
+    cpus = max(1, round(limits.cpus + 0.49)) - 1
+    for name in ("online", "possible", "present"):
+        yield from ("--file", f"sys/devices/system/cpu/{name}", f"0-{cpus}\n" if cpus else "0\n")
+    yield from ("--devices", str(parts.dev), "dev", "--shm", "dev/shm", "--devpts", "dev/pts")
+    for path in ("tmp", "var/tmp"):
+        yield from ("--own", "1777", path)
+    for path in (HOME, OUT, workdir):
+        yield from ("--own", "0755", path.lstrip("/"))
+    yield from ("--ro", str(parts.program), INIT_PATH.lstrip("/"))
+    for path, source in parts.layers.items():
+        yield from ("--ro", str(source), path.lstrip("/"))
+    for path, target in parts.links.items():
+        yield from ("--dir", "0755", posixpath.dirname(path).lstrip("/"))
+        yield from ("--link", target, path.lstrip("/"))
+
+
+def _bubblewrap(parts: BoxParts) -> Iterator[str]:
+    yield str(parts.bubblewrap)
+    yield from ("--unshare-user", "--uid", str(BOX_UID), "--gid", str(BOX_UID), "--disable-userns")
+    yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+    yield from ("--unshare-cgroup", "--hostname", "box", "--cap-drop", "ALL")
+    yield from ("--new-session", "--die-with-parent", "--as-pid-1")
+    yield from ("--dev-bind", f"{parts.mount_point}/root", "/", "--proc", "/proc")
+    for name in _READ_ONLY_PROC:
+        yield from ("--ro-bind", f"/proc/{name}", f"/proc/{name}")
+    for name in _MASKED:
+        if Path("/proc", name).exists():
+            yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+    for index, _ in enumerate(parts.seccomp):
+        yield from ("--add-seccomp-fd", str(FIRST_SECCOMP_FD + index))
+    yield from ("--chdir", "/", "--", INIT_PATH, "init")

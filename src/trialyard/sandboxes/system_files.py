@@ -1,0 +1,105 @@
+"""What a box on the ``host`` image sees as /etc and /dev: made fresh, nothing personal.
+
+Built once per owner and shared read-only by its boxes. /etc holds a named set of the host's
+public configuration and synthesised users; no keys, no passwords, no host name.
+"""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from trialyard.core.errors import SandboxUnavailable
+
+USER = "user"
+BOX_UID = 1000
+HOME = "/home/user"
+
+_COPIED = (
+    "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf host.conf inputrc "
+    "ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime magic mime.types perl protocols "
+    "python3 python3.9 python3.10 python3.11 python3.12 python3.13 rpc services ssl/openssl.cnf "
+    "ssl/certs terminfo timezone"
+).split()
+
+_WRITTEN = {
+    "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n{USER}:x:{BOX_UID}:{BOX_UID}::{HOME}:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": f"root:x:0:\n{USER}:x:{BOX_UID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "hostname": "box\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\n"
+    "protocols: files\n",
+    "resolv.conf": "",
+    "profile": "export PATH HOME LANG\n",
+}
+
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+
+
+def build_etc(directory: Path, *, host_etc: Path = Path("/etc")) -> None:
+    """Fill `directory` with the /etc of a box."""
+    directory.mkdir(mode=0o755)
+    for name in _COPIED:
+        source, target = host_etc / name, directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.symlink_to(source.readlink())
+        elif source.is_dir():
+            shutil.copytree(source, target, symlinks=True, copy_function=shutil.copyfile)
+        elif source.is_file():
+            shutil.copyfile(source, target)
+    for java in host_etc.glob("java-*"):
+        shutil.copytree(java, directory / java.name, symlinks=True, copy_function=shutil.copyfile)
+    for name, text in _WRITTEN.items():
+        (directory / name).write_text(text)
+    (directory / "os-release").symlink_to("/usr/lib/os-release")
+    (directory / "mtab").symlink_to("/proc/self/mounts")
+    _make_public(directory)
+
+
+def _make_public(directory: Path) -> None:
+    """Readable by everybody whatever the umask; nothing is writable for a box anyway."""
+    for parent, _, files in os.walk(directory):
+        Path(parent).chmod(0o755)
+        for name in files:
+            path = Path(parent, name)
+            if not path.is_symlink():
+                path.chmod(0o644)
+
+
+def build_dev(directory: Path) -> None:
+    """Fill `directory` with the device nodes of a box and its mount points."""
+    directory.mkdir(mode=0o755)
+    for name, (major, minor) in _DEVICES.items():
+        os.mknod(directory / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        (directory / name).chmod(0o666)
+    for name, target in _DEVICE_LINKS.items():
+        (directory / name).symlink_to(target)
+    for name in ("shm", "pts"):
+        (directory / name).mkdir(mode=0o755)
+
+
+def check_dev_null() -> None:
+    """The host's /dev/null covers files in /proc: it must be the real one."""
+    status = os.stat("/dev/null")
+    if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(1, 3):
+        raise SandboxUnavailable(
+            "/dev/null of this host is not the null device (character 1:3); restore it with "
+            "`rm -f /dev/null && mknod -m 666 /dev/null c 1 3`"
+        )
