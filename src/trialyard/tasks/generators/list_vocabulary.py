@@ -15,7 +15,7 @@ _CODE = (
     *("tuple(", "set(", "str(", ",default=0", "::-1", "::2", "==", "!=", ">=", "<="),
     *("(", ")", "[", "]", "{", "}", ":", ",", "+", "-", "*", "%", "<", ">", "'", "..."),
 )
-_SPACED = frozenset({"for x in v", "if"})
+SPACED = frozenset({"for x in v", "if"})
 _FEEDBACK = (
     *("passed", "of", "f(", "got", "want", "error", "timeout", "not_run", "badvalue"),
     *("True", "False", "None", "NameError", "SyntaxError", "TypeError", "IndexError"),
@@ -64,7 +64,7 @@ def join_pieces(pieces: Iterable[str]) -> str:
     """Code of pieces: spaces only before clauses and where two words would meet."""
     text = ""
     for piece in pieces:
-        spaced = piece in _SPACED or (text and _is_word(text[-1]) and _is_word(piece[:1]))
+        spaced = piece in SPACED or (text and _is_word(text[-1]) and _is_word(piece[:1]))
         text += f" {piece}" if text and spaced else piece
     return text
 
