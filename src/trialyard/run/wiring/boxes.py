@@ -12,6 +12,7 @@ from trialyard.graders.cache import CachedGrader
 from trialyard.graders.fresh_box import FreshBoxGrader
 from trialyard.graders.layers import GRADER, PYTHON, RUNNER_SOURCE
 from trialyard.graders.values_check import run_visible_check
+from trialyard.images.host import HOST, host_image
 from trialyard.rollout.answer import AnswerTool
 from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
@@ -28,7 +29,9 @@ def layers() -> dict[str, Path]:
 @asynccontextmanager
 async def open_pool(*, max_boxes: int, warm: int) -> AsyncIterator[SandboxPool]:
     """A pool of boxes on this machine; nothing of it is left afterwards."""
-    pool = NamespacePool(layers=layers(), max_boxes=max_boxes, warm=warm)
+    pool = NamespacePool(
+        {HOST: host_image()}, layers=layers(), max_boxes=max_boxes, warm_per_kind=warm
+    )
     try:
         yield pool
     finally:
