@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from trialyard.core.durable import make_directory
 from trialyard.core.errors import NotFoundError, StoreError
-from trialyard.core.ledger import TrajectoryIndex, TrajectoryRow
+from trialyard.core.ledger import TrajectoryIndex, TrajectoryRow, TrajectoryState
 from trialyard.core.trajectory import Trajectory
 from trialyard.trajectories.schema import from_batch, to_batch
 from trialyard.trajectories.segment import (
@@ -30,7 +30,6 @@ from trialyard.trajectories.segment import (
     open_segment,
     seal_segment,
 )
-
 
 ROWS_PER_BATCH = 64
 """A larger group is written as several batches, so that one record can be read alone."""
@@ -101,6 +100,10 @@ class TrajectoryStore:
         """All records in the order in which they were stored; one batch in memory at a time."""
         for place, members in _by_place(self._ledger.trajectories()):
             yield from self._read(place, [row.id for row in members]).values()
+
+    def rows(self, state: TrajectoryState | None = None) -> list[TrajectoryRow]:
+        """Index entries in the order in which they were recorded."""
+        return self._ledger.trajectories(state)
 
     def seal(self) -> list[str]:
         """Turn every finished segment into Parquet; return their names. Lookups go on working.
