@@ -206,7 +206,10 @@ class CgroupParent:
 
     def _make(self, directory: Path, version: int) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError:  # an owner that left removed the common parent
+                directory.mkdir(parents=True, exist_ok=True)
             if version == 2:
                 for inner in (directory.parent.parent, directory.parent, directory):
                     have = (inner / "cgroup.subtree_control").read_text().split()

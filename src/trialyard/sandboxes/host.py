@@ -20,7 +20,7 @@ from trialyard.sandboxes.native import native_program
 from trialyard.sandboxes.owner import Owner
 from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box
 from trialyard.sandboxes.seccomp import seccomp_filters
-from trialyard.sandboxes.system_files import build_dev, build_etc, check_dev_null
+from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
 
 RUNTIME_DIRECTORY = Path("/run/trialyard")
 PYTHON_LAYER = "/opt/trialyard/python"
@@ -96,7 +96,6 @@ class SandboxHost:
         layers: Mapping[str, Path],
     ) -> BoxParts:
         directory = self.owner.directory
-        build_etc(directory / "etc")
         build_dev(directory / "dev")
         seccomp = []
         for index, data in enumerate(filters):
@@ -107,7 +106,7 @@ class SandboxHost:
             program=program,
             bubblewrap=bubblewrap,
             mount_point=directory.parent.parent / "tree",
-            etc=directory / "etc",
+            etc=shared_etc(directory.parent.parent),
             dev=directory / "dev",
             seccomp=tuple(seccomp),
             layers={path: source.resolve() for path, source in layers.items()},

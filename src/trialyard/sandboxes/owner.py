@@ -81,6 +81,7 @@ class Owner:
 
     def __init__(self, root: Path, name: str, hierarchies: list[Hierarchy]) -> None:
         self.name = name
+        self._hierarchies = hierarchies
         self.directory = root / "owners" / name
         try:
             for directory in (root / "owners", root / "uids", root / "tree"):
@@ -99,6 +100,8 @@ class Owner:
     def close(self) -> None:
         """Forget the owner; its boxes must be gone. Idempotent."""
         self.uids.close()
+        with _everybody_waits(self.directory.parent.parent):
+            _remove_unused_parents(self._hierarchies)
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -116,6 +119,11 @@ def _everybody_waits(root: Path) -> Iterator[None]:
             os.close(fd)
 
 
+def _remove_unused_parents(hierarchies: list[Hierarchy]) -> None:
+    for hierarchy in hierarchies:
+        remove_directory(str(hierarchy.root / PARENT))
+
+
 def reclaim_dead_owners(root: Path, hierarchies: list[Hierarchy]) -> list[str]:
     """Remove all that dead owners left; returns their names. Bounded in time."""
     dead = []
@@ -127,6 +135,7 @@ def reclaim_dead_owners(root: Path, hierarchies: list[Hierarchy]) -> list[str]:
         if _remove_groups(directory.name, hierarchies):
             shutil.rmtree(directory, ignore_errors=True)
             dead.append(directory.name)
+    _remove_unused_parents(hierarchies)
     return dead
 
 

@@ -1,15 +1,18 @@
 """What a box on the ``host`` image sees as /etc and /dev: made fresh, nothing personal.
 
-Built once per owner and shared read-only by its boxes. /etc holds a named set of the host's
+Shared read-only by all boxes of this host. /etc is built once for each state of the host's
+own, because it has hundreds of entries. It holds a named set of the host's
 public configuration and synthesised users; no keys, no passwords, no host name.
 """
 
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 from trialyard.core.errors import SandboxUnavailable
+from trialyard.core.ids import content_hash
 
 USER = "user"
 BOX_UID = 1000
@@ -19,11 +22,12 @@ _COPIED = (
     "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf host.conf inputrc "
     "ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime magic mime.types perl protocols "
     "python3 python3.9 python3.10 python3.11 python3.12 python3.13 rpc services ssl/openssl.cnf "
-    "ssl/certs terminfo timezone"
+    "ssl/certs/ca-certificates.crt terminfo timezone"
 ).split()
 
 _WRITTEN = {
-    "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n{USER}:x:{BOX_UID}:{BOX_UID}::{HOME}:/bin/sh\n"
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+    f"{USER}:x:{BOX_UID}:{BOX_UID}::{HOME}:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "group": f"root:x:0:\n{USER}:x:{BOX_UID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
@@ -52,25 +56,42 @@ _DEVICE_LINKS = {
 }
 
 
-def build_etc(directory: Path, *, host_etc: Path = Path("/etc")) -> None:
-    """Fill `directory` with the /etc of a box."""
-    directory.mkdir(mode=0o755)
-    for name in _COPIED:
-        source, target = host_etc / name, directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            target.symlink_to(source.readlink())
-        elif source.is_dir():
-            shutil.copytree(source, target, symlinks=True, copy_function=shutil.copyfile)
-        elif source.is_file():
-            shutil.copyfile(source, target)
-    for java in host_etc.glob("java-*"):
-        shutil.copytree(java, directory / java.name, symlinks=True, copy_function=shutil.copyfile)
-    for name, text in _WRITTEN.items():
-        (directory / name).write_text(text)
-    (directory / "os-release").symlink_to("/usr/lib/os-release")
-    (directory / "mtab").symlink_to("/proc/self/mounts")
-    _make_public(directory)
+def shared_etc(parent: Path, *, host_etc: Path = Path("/etc")) -> Path:
+    """The /etc of boxes below `parent`, built when this state of the host's is new."""
+    sources = [*(host_etc / name for name in _COPIED), *sorted(host_etc.glob("java-*"))]
+    state = [[str(path), _state_of(path)] for path in sources]
+    directory = parent / f"etc-{content_hash([state, _WRITTEN])[:16]}"
+    if not directory.is_dir():
+        unfinished = Path(tempfile.mkdtemp(dir=parent, prefix="etc-new-"))
+        for source in sources:
+            _copy(source, unfinished / source.relative_to(host_etc))
+        for name, text in _WRITTEN.items():
+            (unfinished / name).write_text(text)
+        (unfinished / "os-release").symlink_to("/usr/lib/os-release")
+        (unfinished / "mtab").symlink_to("/proc/self/mounts")
+        _make_public(unfinished)
+        try:
+            unfinished.rename(directory)
+        except OSError:  # another owner was faster
+            shutil.rmtree(unfinished)
+    return directory
+
+
+def _state_of(path: Path) -> list[int]:
+    if not path.exists():
+        return []
+    status = path.stat()
+    return [status.st_mtime_ns, status.st_size]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        shutil.copytree(source, target, symlinks=True, copy_function=shutil.copyfile)
+    elif source.is_file():
+        shutil.copyfile(source, target)
 
 
 def _make_public(directory: Path) -> None:

@@ -1,0 +1,39 @@
+"""Real boxes for tests: a pool on this machine, and what to look for on the host."""
+
+import os
+from pathlib import Path
+
+from trialyard.images.host import HOST, host_image
+from trialyard.sandboxes.pool import NamespacePool
+
+PYTHON = "/opt/trialyard/python/bin/python3"
+
+
+def namespace_pool(*, max_boxes: int = 4, warm_per_kind: int = 0, **options: object) -> NamespacePool:
+    """A pool of the host image; close it at the end of the test."""
+    return NamespacePool(
+        {HOST: host_image()}, max_boxes=max_boxes, warm_per_kind=warm_per_kind, **options  # type: ignore[arg-type]
+    )
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status as the host sees it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def processes_of_uid(uid: int) -> list[int]:
+    """Host pids of all processes of one uid."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and status_of(int(entry))["Uid"].split()[0] == str(uid):
+                found.append(int(entry))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def child_processes() -> list[int]:
+    """Pids of the processes that this one has started and not reaped."""
+    return [int(pid) for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()]

@@ -1,0 +1,179 @@
+"""What every `Sandbox` and `SandboxPool` promises, on boxes of namespaces and on the fake."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.boxes import namespace_pool
+from trialyard.core.errors import (
+    FileAccessError,
+    NotFoundError,
+    ResourceExhausted,
+    SandboxLost,
+    UserError,
+)
+from trialyard.core.sandbox import ExecStatus, Limits, Sandbox, SandboxPool
+from trialyard.testing.sandbox import FakePool, exited, scripted
+
+FAKE_PROGRAM = scripted(
+    {
+        ("true",): exited(),
+        ("sh", "-c", "echo out; echo err >&2; exit 3"): exited(3, b"out\n", b"err\n"),
+    }
+)
+
+
+@pytest.fixture(params=["namespace", "fake"])
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+    made: SandboxPool = (
+        namespace_pool(max_boxes=2)
+        if request.param == "namespace"
+        else FakePool(FAKE_PROGRAM, max_boxes=2)
+    )
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def box(pool: SandboxPool) -> AsyncIterator[Sandbox]:
+    async with pool.acquire(image="host", limits=Limits(), owner="test") as sandbox:
+        yield sandbox
+
+
+async def test_a_command_that_fails_is_a_result(box: Sandbox) -> None:
+    result = await box.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (result.status, result.exit_code, result.signal) == (ExecStatus.EXITED, 3, None)
+    assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
+    assert (result.stdout_bytes, result.stderr_bytes) == (4, 4)
+    assert not result.ok
+    assert (await box.run(["true"])).ok
+
+
+async def test_a_missing_program_exits_with_127_and_says_so(box: Sandbox) -> None:
+    result = await box.run(["no-such-program"])
+    assert (result.status, result.exit_code) == (ExecStatus.EXITED, 127)
+    assert b"cannot start" in result.stderr
+
+
+@pytest.mark.parametrize("argv", [[], [""], ["a\0b"], "true"])
+async def test_bad_argv_is_a_typed_error_that_names_the_field(
+    box: Sandbox, argv: list[str]
+) -> None:
+    with pytest.raises(UserError, match="argv"):
+        await box.run(argv)
+
+
+async def test_what_was_written_is_read_listed_and_removed(box: Sandbox) -> None:
+    await box.write("a/b.txt", b"\x00\xff")
+    assert await box.read("a/b.txt") == b"\x00\xff"
+    assert await box.read("/work/a/b.txt") == b"\x00\xff"
+    await box.write("a/b.txt", b"new")
+    assert await box.read("a/b.txt") == b"new"
+    entry = await box.stat("a/b.txt")
+    assert (entry.path, entry.kind, entry.size_bytes) == ("/work/a/b.txt", "file", 3)
+    assert [(e.path, e.kind) for e in await box.list("a")] == [("/work/a/b.txt", "file")]
+    await box.remove("a")
+    await box.remove("a")
+    with pytest.raises(FileAccessError):
+        await box.read("a/b.txt")
+
+
+async def test_a_tree_goes_in_and_comes_out(box: Sandbox) -> None:
+    tree = {"x.py": b"1", "deep/er/y.bin": b"\x00" * 10}
+    await box.upload(tree, directory="/out/tree")
+    assert await box.download("/out/tree") == tree
+    assert await box.download("/out") == {f"tree/{name}": data for name, data in tree.items()}
+
+
+async def test_out_exists_and_is_empty(box: Sandbox) -> None:
+    assert await box.list("/out") == []
+    assert (await box.stat(box.workdir)).kind == "directory"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", ""])
+async def test_an_upload_cannot_name_a_path_outside(box: Sandbox, name: str) -> None:
+    with pytest.raises(UserError, match="upload path"):
+        await box.upload({name: b""}, directory="/out")
+
+
+async def test_limits_on_reading_are_held(box: Sandbox) -> None:
+    await box.upload({"a": b"x" * 100, "b": b"y" * 100}, directory="/out")
+    with pytest.raises(FileAccessError):
+        await box.read("/out/a", max_bytes=99)
+    with pytest.raises(FileAccessError):
+        await box.download("/out", max_bytes=150)
+    with pytest.raises(FileAccessError):
+        await box.download("/out", max_files=1)
+    with pytest.raises(FileAccessError):
+        await box.read("/out")
+    with pytest.raises(FileAccessError):
+        await box.list("/out/nothing")
+
+
+async def test_a_closed_box_is_lost_for_every_call(pool: SandboxPool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test") as box:
+        await box.close()
+        await box.close()
+        for call in (
+            box.run(["true"]), box.read("x"), box.write("x", b""), box.list("."), box.stat("x"),
+            box.remove("x"), box.download("."), box.upload({"x": b""}, directory="."),
+        ):  # fmt: skip
+            with pytest.raises(SandboxLost):
+                await call
+
+
+async def test_a_box_is_fresh_every_time(pool: SandboxPool) -> None:
+    seen = set()
+    for _ in range(3):
+        async with pool.acquire(image="host", limits=Limits(), owner="test") as box:
+            seen.add(box.id)
+            assert await box.list(".") == []
+            await box.write("mark", b"x")
+    assert len(seen) == 3
+
+
+async def test_no_room_is_resource_exhausted_until_a_box_is_given_back(pool: SandboxPool) -> None:
+    def acquire(timeout_s: float):  # type: ignore[no-untyped-def]
+        return pool.acquire(image="host", limits=Limits(), owner="t", timeout_s=timeout_s)
+
+    async with acquire(10), acquire(10):
+        with pytest.raises(ResourceExhausted, match="no room"):
+            await acquire(0.05).__aenter__()
+        assert pool.counters()["live"] == 2
+    async with acquire(10) as box:
+        assert (await box.run(["true"])).ok
+
+
+async def test_an_unknown_image_is_not_found(pool: SandboxPool) -> None:
+    with pytest.raises(NotFoundError, match="nowhere"):
+        pool.acquire(image="nowhere", limits=Limits(), owner="test")
+    with pytest.raises(NotFoundError):
+        pool.image_digest("nowhere")
+    assert pool.image_digest("host") == pool.image_digest("host") != ""
+
+
+async def test_the_counters_add_up(pool: SandboxPool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test"):
+        pass
+    await pool.close()
+    counters = pool.counters()
+    assert set(counters) == {"created", "destroyed", "live", "warm", "lost", "leaked"}
+    assert counters["created"] == counters["destroyed"] >= 1
+    assert counters["live"] == counters["warm"] == counters["leaked"] == 0
+
+
+async def test_waiters_are_served_in_order(pool: SandboxPool) -> None:
+    served: list[int] = []
+
+    async def use(number: int) -> None:
+        async with pool.acquire(image="host", limits=Limits(), owner=str(number)):
+            served.append(number)
+
+    async with pool.acquire(image="host", limits=Limits(), owner="holds one of two places"):
+        tasks = []
+        for number in range(5):
+            tasks.append(asyncio.create_task(use(number)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    assert served == list(range(5))

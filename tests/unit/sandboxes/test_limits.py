@@ -1,0 +1,166 @@
+"""Every limit is held and reported; what ended a command is the supervisor's finding."""
+
+import time
+
+import pytest
+
+from tests.boxes import PYTHON
+from trialyard.core.errors import SandboxLost
+from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
+from trialyard.sandboxes.namespace import NamespaceSandbox
+from trialyard.sandboxes.pool import NamespacePool
+
+MIB = 1 << 20
+
+
+async def python_under(
+    pool: NamespacePool, limits: Limits, code: str, timeout_s: float = 20
+) -> ExecResult:
+    async with pool.acquire(image="host", limits=limits, owner="test") as box:
+        return await box.run([PYTHON, "-I", "-S", "-c", code], timeout_s=timeout_s)
+
+
+async def test_memory_out_of_bounds_is_oom_whoever_dies(pool: NamespacePool) -> None:
+    limits = Limits(memory_bytes=64 * MIB)
+    result = await python_under(pool, limits, "x = b'x' * (200 << 20)")
+    assert (result.status, result.limits_hit) == (ExecStatus.OOM, {"memory"})
+    assert result.usage.memory_peak_bytes <= 64 * MIB
+    # The leader lives on and exits with 0: still out of memory.
+    code = "import os\nif os.fork() == 0: x = b'x' * (200 << 20)\nos.wait()"
+    assert (await python_under(pool, limits, code)).status is ExecStatus.OOM
+
+
+async def test_oom_is_noticed_while_the_leader_waits_and_kills_the_box(
+    pool: NamespacePool,
+) -> None:
+    code = "import os, time\nif os.fork() == 0: x = b'x' * (200 << 20)\ntime.sleep(60)"
+    async with pool.acquire(image="host", limits=Limits(memory_bytes=64 * MIB), owner="t") as box:
+        started = time.monotonic()
+        result = await box.run([PYTHON, "-I", "-S", "-c", code])
+        assert result.status is ExecStatus.OOM
+        assert time.monotonic() - started < 5
+        with pytest.raises(SandboxLost, match="out of memory") as lost:
+            await box.run(["true"])
+        assert lost.value.host_evidence == ""
+
+
+async def test_a_program_that_kills_itself_is_no_oom(box: NamespaceSandbox) -> None:
+    result = await box.run(["sh", "-c", "kill -9 $$"])
+    assert (result.status, result.signal, result.limits_hit) == (ExecStatus.SIGNALED, 9, set())
+    assert (await box.run(["sh", "-c", "exit 137"])).exit_code == 137
+
+
+async def test_processes_are_counted(pool: NamespacePool) -> None:
+    code = """
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0: time.sleep(60)
+        n += 1
+except OSError as error: print(n, error.errno)
+"""
+    result = await python_under(pool, Limits(pids=16), code)
+    assert result.stdout.split()[1] == b"11"
+    assert int(result.stdout.split()[0]) == 14  # 16 with PID 1 and the leader
+    assert "pids" in result.limits_hit
+    assert result.usage.pids_peak in (0, 16)  # 0 where the kernel keeps no peak
+
+
+async def test_disk_and_inodes_have_one_quota_for_all_that_is_writable(
+    pool: NamespacePool,
+) -> None:
+    limits = Limits(disk_bytes=8 * MIB, inodes=100)
+    code = """
+import os
+total = 0
+for place in ("/work", "/tmp", "/out", "/dev/shm", "/var/tmp", "/home/user"):
+    try:
+        with open(place + "/f", "wb", buffering=0) as file:
+            while True: total += file.write(bytes(1 << 16))
+    except OSError as error: print(error.errno)
+print(total)
+"""
+    result = await python_under(pool, limits, code)
+    *errors, total = map(int, result.stdout.split())
+    assert errors == [28] * 6
+    assert 7 * MIB <= total <= 8 * MIB
+    assert "disk" in result.limits_hit
+    code = """
+n = 0
+try:
+    while True: open(f"/tmp/{n}", "w").close(); n += 1
+except OSError as error: print(n, error.errno)
+"""
+    result = await python_under(pool, limits, code)
+    count, error = map(int, result.stdout.split())
+    assert error == 28
+    assert 95 <= count <= 200
+    assert "inodes" in result.limits_hit
+
+
+async def test_open_files(pool: NamespacePool) -> None:
+    code = """
+files = []
+try:
+    while True: files.append(open("/dev/null"))
+except OSError as error: print(len(files), error.errno)
+"""
+    result = await python_under(pool, Limits(open_files=64), code)
+    assert result.stdout == b"61 24\n"
+
+
+async def test_wall_time_of_a_command_keeps_what_was_said(box: NamespaceSandbox) -> None:
+    started = time.monotonic()
+    result = await box.run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout_s=0.3)
+    assert time.monotonic() - started < 2
+    assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"wall"})
+    assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
+    assert result.exit_code is None
+    assert (await box.run(["true"])).ok
+
+
+async def test_wall_time_of_the_box_ends_the_box(pool: NamespacePool) -> None:
+    async with pool.acquire(image="host", limits=Limits(wall_s=0.5), owner="test") as box:
+        result = await box.run(["sleep", "60"])
+        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"wall"})
+        with pytest.raises(SandboxLost, match="wall_s"):
+            for _ in range(200):
+                await box.run(["sleep", "0.01"])
+
+
+async def test_idle_time_counts_from_the_last_output(pool: NamespacePool) -> None:
+    async with pool.acquire(image="host", limits=Limits(idle_s=0.4), owner="test") as box:
+        talks = "for i in 1 2 3 4; do echo $i; sleep 0.2; done"
+        assert (await box.run(["sh", "-c", talks])).ok
+        result = await box.run(["sh", "-c", "echo 1; sleep 60"])
+        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"idle"})
+        assert result.stdout == b"1\n"
+
+
+async def test_cpu_seconds_count_over_the_box(pool: NamespacePool) -> None:
+    limits = Limits(cpu_s=0.4)
+    async with pool.acquire(image="host", limits=limits, owner="test") as box:
+        burn = [PYTHON, "-I", "-S", "-c", "import time\nwhile time.process_time() < 0.3: pass"]
+        assert (await box.run(burn, timeout_s=10)).ok
+        result = await box.run(burn, timeout_s=10)
+        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"cpu"})
+
+
+async def test_cores_are_shared_out(pool: NamespacePool) -> None:
+    code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    result = await python_under(pool, Limits(cpus=0.25), code)
+    assert 0.1 < result.usage.cpu_s < 0.5
+
+
+async def test_output_is_cut_counted_and_at_last_killed(pool: NamespacePool) -> None:
+    limits = Limits(output_bytes=10_000)
+    async with pool.acquire(image="host", limits=limits, owner="test") as box:
+        result = await box.run(["sh", "-c", "head -c 100000 /dev/zero; echo -n ok >&2"])
+        assert result.ok
+        assert (len(result.stdout), result.stdout_bytes, result.stderr) == (10_000, 100_000, b"ok")
+        assert result.limits_hit == {"output"}
+        result = await box.run(["sh", "-c", "cat /dev/zero"])
+        assert (result.status, len(result.stdout)) == (ExecStatus.OUTPUT_LIMIT, 10_000)
+        assert result.stdout_bytes > 160_000
+        assert result.limits_hit == {"output"}
