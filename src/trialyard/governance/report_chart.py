@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trialyard.governance.report_text import compact, escaped, percent, percent_range
+from trialyard.governance.report_text import escaped, percent, percent_range
 
 Point = tuple[float, float]
 _CHAR = 6.3
@@ -110,7 +110,7 @@ class _Frame:
         xs += [edge for band in chart.bands for edge in (band.start, band.end)]
         ys = [y for line in chart.lines for _, y in line.points]
         y_range = chart.y_range or _padded(min(ys, default=0.0), max(ys, default=1.0))
-        x_range = (min(xs, default=0.0), max(xs, default=1.0))
+        x_range = (min(0.0, *xs) if xs else 0.0, max(xs, default=1.0))
         if x_range[0] == x_range[1]:
             x_range = (x_range[0], x_range[0] + 1)
         legend_height = _legend_rows(chart) * 18
@@ -129,11 +129,11 @@ class _Frame:
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
-    if low >= 0:
-        low = 0.0
+    low, high = min(0.0, low), max(0.0, high)
     if high == low:
-        high = low + 1.0
-    return low, high + 0.06 * (high - low)
+        return low, low + 1.0
+    margin = 0.06 * (high - low)
+    return (low - margin if low < 0 else 0.0), high + margin
 
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -147,20 +147,29 @@ def ticks(low: float, high: float, wanted: int) -> list[float]:
     return [round(index * step, 10) for index in range(first, last + 1)]
 
 
+def tick_name(value: float, values: Sequence[float]) -> str:
+    """A tick's number with as many decimals as its axis needs."""
+    size = values[1] - values[0] if len(values) > 1 else 1.0
+    decimals = max(0, -math.floor(math.log10(size) + 1e-9))
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
 def _axes(chart: Chart, frame: _Frame) -> list[str]:
     parts = []
-    for value in ticks(*frame.y_range, max(3, int((frame.bottom - frame.top) // 48))):
+    y_ticks = ticks(*frame.y_range, min(6, max(3, int((frame.bottom - frame.top) // 36))))
+    for value in y_ticks:
         y = frame.y(value)
-        name = percent(value, digits=0) if chart.as_percent else compact(value)
+        name = percent(value, digits=0) if chart.as_percent else tick_name(value, y_ticks)
         parts.append(
             f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{name}'
             "</text>"
         )
-    for value in ticks(*frame.x_range, max(3, int((frame.right - frame.left) // 90))):
+    x_ticks = ticks(*frame.x_range, max(4, int((frame.right - frame.left) // 90)))
+    for value in x_ticks:
         parts.append(
             f'<text class="tick" x="{frame.x(value):.1f}" y="{frame.bottom + 16:.1f}" '
-            f'text-anchor="middle">{compact(value)}</text>'
+            f'text-anchor="middle">{tick_name(value, x_ticks)}</text>'
         )
     middle = (frame.left + frame.right) / 2
     parts.append(

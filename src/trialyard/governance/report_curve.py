@@ -3,10 +3,8 @@
 from pathlib import Path
 
 from trialyard.governance.report_chart import Band, Chart, Line, Mark, Marks, draw, running_mean
-from trialyard.governance.report_data import RunData, number
+from trialyard.governance.report_data import PHASES, RunData, number
 from trialyard.governance.report_style import CHART, COLOURS
-
-_PHASES = {"sft": "SFT", "rl": "RL"}
 
 
 def unit_of(run: RunData) -> tuple[float, str]:
@@ -32,9 +30,9 @@ def curve(run: RunData, *, width: int, height: int, alone: bool = False) -> Char
             Marks("held-out, greedy", _held_out(run, "greedy", unit_s), "c2", "square"),
         ],
         bands=[
-            Band(_PHASES[phase.name], phase.start_s / unit_s, phase.end_s / unit_s)
+            Band(PHASES[phase.name], phase.start_s / unit_s, phase.end_s / unit_s)
             for phase in run.phases
-            if phase.name in _PHASES
+            if phase.name in PHASES
         ],
         width=width,
         height=height,
@@ -58,6 +56,11 @@ def _held_out(run: RunData, mode: str, unit_s: float) -> list[Mark]:
             title = f"{rates.title}, {mode}"
             marks.append(Mark(rates.at_s / unit_s, value, interval, title))
     return marks
+
+
+def _drawable(name: str) -> str:
+    """A name with the characters that every font has."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:80])
 
 
 def write_svg(run: RunData, path: Path) -> None:
@@ -100,7 +103,8 @@ def write_png(run: RunData, path: Path) -> bool:
                 lw=1.2,
                 label=marks.name,
             )
-    axes.set(xlabel=chart.x_label, ylabel="share of tasks", ylim=(0, 1), title=run.name)
+    axes.set(xlabel=chart.x_label, ylabel="share of tasks", ylim=(0, 1))
+    axes.set_title(_drawable(run.name), parse_math=False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.grid(axis="y", color="#e2e6eb")
     axes.set_axisbelow(True)

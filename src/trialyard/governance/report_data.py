@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_GAP_S = 600.0
+PHASES = {"sft": "SFT", "rl": "RL"}
 LABELS = {"before_sft": "Before training", "after_sft": "After SFT", "after_rl": "After RL"}
 
 Json = dict[str, Any]
@@ -133,9 +134,12 @@ def _lines(path: Path, run: RunData) -> Iterator[Json]:
         for line in file:
             try:
                 event = json.loads(line)
-                if isinstance(event["kind"], str):
-                    yield event
+                readable = isinstance(event["kind"], str)
             except (ValueError, TypeError, KeyError, RecursionError):
+                readable = False
+            if readable:
+                yield event
+            else:
                 torn += bool(line.strip())
     if torn:
         run.missing.append(f"{torn} unreadable line(s) of {path.name} (torn by a crash) left out.")
@@ -213,7 +217,7 @@ def _note_gaps(run: RunData) -> None:
     found = {rates.label for rates in run.rates}
     for label, title in LABELS.items():
         if label not in found:
-            run.missing.append(f"There is no held-out evaluation {title.lower()!r} ({label}).")
+            run.missing.append(f"The held-out evaluation {title!r} has not been made.")
     if not run.steps:
         run.missing.append("There is no reinforcement-learning step yet.")
 

@@ -33,7 +33,9 @@ h3{font-size:14px;margin:0 0 8px;font-weight:600}p{margin:0 0 10px}
 .muted,.sub{color:var(--muted)}.sub{margin:6px 0 22px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px;
 min-width:0}
-.grid{display:grid;gap:16px}.tiles{grid-template-columns:repeat(auto-fit,minmax(170px,1fr))}
+.grid{display:grid;gap:16px}.gains{grid-template-columns:1fr 1fr;margin-bottom:16px}
+.gains .tile b{font-size:36px;margin:2px 0 4px}.gains .tile .was{font-size:22px}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(170px,1fr))}
 .charts{grid-template-columns:repeat(auto-fit,minmax(300px,1fr))}
 .pair{grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr))}
 .tile b{display:block;font-size:26px;line-height:1.2;font-weight:650;letter-spacing:-.02em;
@@ -80,14 +82,19 @@ margin-right:-6px;transition:transform .12s;transform-origin:3px 50%}
 pre{margin:0;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext;
 font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 .policy pre,.commands pre,.config pre{background:var(--soft);border-radius:8px;padding:9px 12px}
-.commands{margin-top:6px}.tests{font-size:13px;margin-top:6px}.tests td,.tests th{padding:5px 10px}
+.commands{margin-top:6px;font-size:13px}.sample details summary{font-size:13px;margin-top:8px}
+h2+h3,p+h3{margin-top:6px}.sample+h3{margin-top:26px}
+.tests{font-size:13px;margin-top:6px}.tests td,.tests th{padding:5px 10px}
 .tests td{overflow-wrap:anywhere}.pass{color:var(--good)}.fail{color:var(--bad)}
 .columns{columns:2 380px;column-gap:28px}
 footer{margin-top:44px;color:var(--muted);font-size:13px}a{color:var(--c1)}
 @media(max-width:640px){main{padding:18px 12px 40px}h1{font-size:22px}h2{margin:30px 0 10px}
 .card{padding:14px 12px;border-radius:10px}.wide{display:none}.narrow{display:block}
-.tiles{grid-template-columns:1fr 1fr;gap:10px}.tile b{font-size:21px}.tile .was{font-size:13px}
+.tiles,.gains{grid-template-columns:1fr 1fr;gap:10px}.gains{margin-bottom:10px}
+.tile b{font-size:21px}.gains .tile b{font-size:24px}.gains .tile .was{display:block;font-size:14px}
 .charts{grid-template-columns:1fr}.rates{min-width:0}.rates .plot{display:none}
-.rates th,.rates td{padding:8px 6px}.rates small{display:block}.tests td,.tests th{padding:5px 6px}}
+.rates th,.rates td{padding:8px 4px;font-size:13.5px}.rates small{display:block;font-size:11.5px}
+.rates tr.total td.num{white-space:normal}.tiles .tile:last-child:nth-child(odd){grid-column:span 2}
+.tests td,.tests th{padding:5px 6px}}
 @media print{body{background:#fff}.card{break-inside:avoid}}
 """

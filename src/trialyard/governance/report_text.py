@@ -43,7 +43,9 @@ def points(difference: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as ``42 s``, ``7 min 05 s`` or ``3 h 12 min``."""
+    """Such as ``31 ms``, ``42 s``, ``7 min 05 s`` or ``3 h 12 min``."""
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.0f}{THIN}ms"
     whole = round(seconds)
     if whole < 100:
         return f"{seconds:.0f}{THIN}s"
@@ -65,3 +67,8 @@ def moment(wall_s: float) -> str:
         return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):
         return "an unknown time"
+
+
+def inline(title: str) -> str:
+    """A title within a sentence."""
+    return title[0].lower() + title[1:]

@@ -245,7 +245,9 @@ def _shell_session(first: Trajectory) -> Trajectory:
 
     turns = (
         replace(
-            turn("```bash\npython -m pytest -q\n```", "1 failed, 2 passed", "Mend the date parser."),
+            turn(
+                "```bash\npython -m pytest -q\n```", "1 failed, 2 passed", "Mend the date parser."
+            ),
             commands=(run(1, b"\x1b[31mE   ValueError: bad month\x1b[0m\n1 failed, 2 passed\n"),),
         ),
         replace(
