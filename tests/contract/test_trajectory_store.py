@@ -32,7 +32,11 @@ def test_records_come_back_equal_in_the_order_of_writing(store: Store) -> None:
     groups = [group_of(n, version=n, rewards=(1.0, None, 0.25)) for n in range(5)]
     for group in groups:
         store.append(group.trajectories)
-    assert list(store.iter()) == [t for group in groups for t in group.trajectories]
+    records = [t for group in groups for t in group.trajectories]
+    assert list(store.iter()) == records
+    assert [(row.id, row.reward, row.oldest_version, row.fault) for row in store.rows()] == [
+        (t.id, t.reward, t.oldest_version, t.verdict.fault) for t in records
+    ]
 
 
 def test_load_gives_what_was_asked_in_that_order(store: Store) -> None:

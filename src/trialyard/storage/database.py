@@ -72,7 +72,7 @@ class Database:
                         self._set_synchronous(connection, "FULL" if durable else "NORMAL")
                     with connection.begin():
                         yield connection
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, sqlite3.Error) as error:
                 raise StoreError(
                     f"ledger {self.name}: {error.args[0] if error.args else error}; nothing of "
                     "this call was kept. Check that the disk has room and the file is whole"

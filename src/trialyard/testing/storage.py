@@ -174,8 +174,26 @@ class MemoryTrajectories:
     def iter(self) -> Iterator[Trajectory]:
         yield from list(self._records.values())
 
+    def rows(self) -> list[TrajectoryRow]:
+        return [_row(number, record) for number, record in enumerate(self._records.values())]
+
     def seal(self) -> list[str]:
         return []
 
     def close(self) -> None:
         """Nothing to finish."""
+
+
+def _row(number: int, record: Trajectory) -> TrajectoryRow:
+    return TrajectoryRow(
+        id=record.id,
+        group=record.group,
+        member=record.member,
+        task_id=record.task_id,
+        task_hash=record.task_hash,
+        segment="memory",
+        offset=number,
+        oldest_version=record.oldest_version,
+        reward=record.reward,
+        fault=record.verdict.fault,
+    )

@@ -9,9 +9,9 @@ from typing import Any
 
 from trialyard.core import grader
 from trialyard.core.grader import CheckResult, TamperFinding, Verdict
-from trialyard.core.ledger import TrajectoryRow
 from trialyard.core.policy import VersionSpan
 from trialyard.core.trajectory import CommandRecord, StopReason, Trajectory, Turn
+from trialyard.testing.storage import MemoryTrajectories
 
 START_S = 1_796_000_000.0
 HELD_OUT = {
@@ -288,28 +288,8 @@ def hostile_trajectory() -> Trajectory:
     return replace(first, id=HOSTILE, group=HOSTILE, task_id=HOSTILE, turns=(bad,), verdict=judged)
 
 
-class StoreInMemory:
-    """What a report needs of a store, from a list."""
-
-    def __init__(self, records: Sequence[Trajectory]) -> None:
-        self._records = {record.id: record for record in records}
-
-    def rows(self) -> list[TrajectoryRow]:
-        return [
-            TrajectoryRow(
-                t.id,
-                t.group,
-                t.member,
-                t.task_id,
-                t.task_hash,
-                "000001",
-                0,
-                t.oldest_version,
-                t.reward,
-                t.verdict.fault,
-            )
-            for t in self._records.values()
-        ]
-
-    def load(self, ids: Sequence[str]) -> list[Trajectory]:
-        return [self._records[id_] for id_ in ids]
+def store_of(records: Sequence[Trajectory]) -> MemoryTrajectories:
+    """A store that holds these records."""
+    store = MemoryTrajectories()
+    store.append(records)
+    return store

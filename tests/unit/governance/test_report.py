@@ -11,15 +11,16 @@ import pytest
 from tests.unit.governance.example_run import (
     HOSTILE,
     START_S,
-    StoreInMemory,
     example_trajectories,
     hostile_trajectory,
+    store_of,
     write_run,
 )
 from trialyard.core.errors import StoreError
 from trialyard.core.trajectory import Trajectory
 from trialyard.governance import report
 from trialyard.governance.report import write_report
+from trialyard.testing.storage import MemoryTrajectories
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -69,7 +70,7 @@ def bitmap() -> None:
 
 
 def _report(directory: Path, records: list[Trajectory]) -> _Page:
-    path = write_report(directory, StoreInMemory(records))
+    path = write_report(directory, store_of(records))
     assert path == directory / "report.html"
     return _Page(path.read_text("utf-8"))
 
@@ -206,12 +207,14 @@ def test_a_pause_between_crash_and_resume_does_not_stretch_the_curve(tmp_path: P
 
 
 def test_a_store_that_cannot_be_read_leaves_the_rest_of_the_page(tmp_path: Path) -> None:
-    class Broken(StoreInMemory):
+    class Broken(MemoryTrajectories):
         def load(self, ids: object) -> list[Trajectory]:
             raise StoreError("segment 000001, batch 3 is damaged")
 
     write_run(tmp_path / "run")
-    html = write_report(tmp_path / "run", Broken(example_trajectories())).read_text("utf-8")
+    broken = Broken()
+    broken.append(example_trajectories())
+    html = write_report(tmp_path / "run", broken).read_text("utf-8")
     assert "segment 000001, batch 3 is damaged" in html
     assert "Held-out tasks" in html
 

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.governance.example_run import (
     ALL_PASSED,
     MENDED,
-    StoreInMemory,
     example_trajectories,
+    store_of,
     turn,
     verdict,
 )
@@ -17,6 +17,7 @@ from trialyard.core.trajectory import CommandRecord, Trajectory
 from trialyard.governance.report_chart import Chart, Line, draw, running_mean, tick_name, ticks
 from trialyard.governance.report_samples import Correction, choose, correction
 from trialyard.governance.report_text import compact, duration, escaped, percent, points
+from trialyard.testing.storage import MemoryTrajectories
 
 
 def _with(*observations: str) -> Trajectory:
@@ -62,7 +63,7 @@ def test_samples_show_each_kind_and_no_task_twice() -> None:
             update={"status": "ungraded", "fault": "environment", "reward": None}
         ),
     )
-    samples = choose(StoreInMemory([*copies, ungraded]))
+    samples = choose(store_of([*copies, ungraded]))
     assert samples.num_stored == 801
     assert {t.task_id for t in samples.corrected} == {"test-000017", "mend-the-parser"}
     assert [t.task_id for t in samples.best] == ["test-000042"]
@@ -72,16 +73,18 @@ def test_samples_show_each_kind_and_no_task_twice() -> None:
 def test_only_a_bounded_number_of_records_is_loaded() -> None:
     asked: list[int] = []
 
-    class Counting(StoreInMemory):
+    class Counting(MemoryTrajectories):
         def load(self, ids: object) -> list[Trajectory]:
             assert isinstance(ids, list)
             asked.append(len(ids))
             return super().load(ids)
 
     first = example_trajectories()[0]
-    choose(Counting([replace(first, id=str(n)) for n in range(5000)]))
+    counting = Counting()
+    counting.append([replace(first, id=str(n)) for n in range(5000)])
+    choose(counting)
     assert asked == [240]
-    choose(Counting([]))
+    choose(Counting())
     assert asked == [240, 0]
 
 

@@ -143,6 +143,8 @@ def test_a_file_that_is_no_database_is_a_store_error(path: Path) -> None:
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(StoreError, match=r"cannot be used as a ledger"):
         SqlLedger(path)
+    with pytest.raises(StoreError, match="not a database"):
+        SqlLedger(path, read_only=True)
     path.unlink()
     SqlLedger(path).close()
 
