@@ -83,7 +83,7 @@ def test_a_reference_rollout_is_stored_with_reward_one(task: Path, tmp_path: Pat
     assert record["stop"] == "solved"
     program = (
         "import sys; from pathlib import Path;"
-        "from trialyard.run.wiring.boxes import open_store\n"
+        "from trialyard.run.wiring.store import open_store\n"
         "with open_store(Path(sys.argv[1])) as store:"
         " print(store.get(sys.argv[2]).turns[0].output)"
     )

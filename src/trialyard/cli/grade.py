@@ -6,7 +6,6 @@ from pathlib import Path
 
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.core.grader import Verdict
-from trialyard.run.single import grade_tasks
 
 EXAMPLES = """\
   trialyard grade tasks/mbpp/601 --solution gold
@@ -35,6 +34,7 @@ def register(commands: Commands) -> None:
 
 def grade(arguments: argparse.Namespace) -> int:
     """Exit 0 when all were graded, 3 when one stayed ungraded."""
+    from trialyard.run.grading import grade_tasks
 
     def show(path: Path, verdict: Verdict) -> None:
         if arguments.json:

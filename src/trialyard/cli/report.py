@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from trialyard.cli.command import Commands, add_command, add_json, print_json
-from trialyard.governance.report import write_report
 from trialyard.run.directory import RunDirectory
 
 
@@ -21,6 +20,8 @@ def register(commands: Commands) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
+    from trialyard.governance.report import write_report
+
     RunDirectory.open(arguments.run)
     path = write_report(arguments.run)
     if arguments.json:

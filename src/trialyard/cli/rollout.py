@@ -7,7 +7,6 @@ from pathlib import Path
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.core.policy import Sampling
 from trialyard.core.trajectory import Trajectory
-from trialyard.run.single import POLICIES, PolicyChoice, roll_out
 
 EXAMPLES = """\
   trialyard rollout tasks/mbpp/601 --policy reference
@@ -22,7 +21,9 @@ def register(commands: Commands) -> None:
         commands, "rollout", "let a policy try a task", examples=EXAMPLES, handler=rollout
     )
     parser.add_argument("task", type=Path, metavar="TASK", help="a task directory")
-    parser.add_argument("--policy", default="reference", help=f"one of: {', '.join(POLICIES)}")
+    parser.add_argument(
+        "--policy", default="reference", help="reference, noop, random, openai or hf"
+    )
     parser.add_argument("--model", default="", help="model name (openai) or directory (hf)")
     parser.add_argument("--base-url", default="", help="server of the openai policy, up to /v1")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T")
@@ -35,6 +36,8 @@ def register(commands: Commands) -> None:
 
 
 def rollout(arguments: argparse.Namespace) -> int:
+    from trialyard.run.single import PolicyChoice, roll_out
+
     choice = PolicyChoice(arguments.policy, arguments.model, arguments.base_url)
     sampling = Sampling(temperature=arguments.temperature)
     trajectories = asyncio.run(

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox
-from trialyard.run.wiring.boxes import open_pool
 
 EXAMPLES = """\
   trialyard sandbox run -- python3 -c 'print(1)'
@@ -75,6 +74,8 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -> ExecResult:
+    from trialyard.run.wiring.boxes import open_pool
+
     stdin = _stdin(arguments.stdin)
     environment = dict(_pair(text, "=", "--env") for text in arguments.env)
     async with (

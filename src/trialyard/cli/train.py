@@ -11,7 +11,6 @@ from typing import Any
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.cli.progress import progress
 from trialyard.core.events import EventSink
-from trialyard.governance.report import write_report
 from trialyard.run.config import load_config, parse_override
 from trialyard.run.directory import RunDirectory
 
@@ -55,6 +54,8 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _run(root: Path, as_json: bool) -> int:
+    from trialyard.governance.report import write_report
+
     directory, _ = RunDirectory.open(root)
     with directory.locked(), progress(as_json) as sink:
         summary = asyncio.run(_until_done_or_interrupted(root, sink))

@@ -1,8 +1,8 @@
-"""Pool, grader, tools and store: what runs without a trainer."""
+"""Pool, grader and tools: what runs without a trainer and without a store."""
 
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trialyard.core.clock import SystemClock
@@ -17,8 +17,6 @@ from trialyard.rollout.answer import AnswerTool
 from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
 from trialyard.sandboxes.pool import NamespacePool
-from trialyard.storage.ledger import SqlLedger
-from trialyard.trajectories.store import TrajectoryStore
 
 
 def layers() -> dict[str, Path]:
@@ -51,14 +49,3 @@ def tool_for(task: Task) -> Tool:
     if task.spec.agent.tool == "answer":
         return AnswerTool(run_visible_check)
     return ShellTool()
-
-
-@contextmanager
-def open_store(root: Path) -> Iterator[TrajectoryStore]:
-    """A trajectory store with a ledger of its own below `root`."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (
-        SqlLedger(root / "ledger.sqlite") as ledger,
-        closing(TrajectoryStore(root / "trajectories", ledger)) as store,
-    ):
-        yield store
