@@ -24,7 +24,7 @@ PYTHON_FLAGS = ("-P", "-s", "-S")
 """As ``-I -S``, but PYTHONHASHSEED is heeded: the grader sets the whole environment."""
 
 
-_PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+_PYTEST_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 def compile_runners() -> None:
@@ -41,10 +41,14 @@ def build_pytest_layer(directory: Path) -> Path:
     """
     for name in _PYTEST_PACKAGES:
         spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None or spec.origin is None:
             raise NotFoundError(f"tests checks need the package {name}: pip install pytest")
-        source = Path(spec.submodule_search_locations[0])
-        shutil.copytree(source, directory / name, dirs_exist_ok=True)
+        source = Path(spec.origin)
+        if spec.submodule_search_locations:
+            shutil.copytree(source.parent, directory / name, dirs_exist_ok=True)
+        else:
+            shutil.copy(source, directory)
+    directory.chmod(0o755)  # boxes read it as somebody else
     return directory
 
 

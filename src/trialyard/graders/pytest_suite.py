@@ -12,6 +12,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
+from trialyard.core.errors import FileAccessError, GraderError
 from trialyard.core.grader import TamperFinding, TestResult, TestStatus
 from trialyard.core.sandbox import ExecResult, ExecStatus, ExecUsage, Sandbox
 from trialyard.core.task import TestsCheck
@@ -35,6 +36,8 @@ class _Suite:
     findings: dict[TamperFinding, None] = field(default_factory=dict)
     usages: list[ExecUsage] = field(default_factory=list)
     problem: str = ""
+    started: bool = False
+    """Whether pytest was there before any code of the candidate's could run."""
 
     def tamper(self, kind: str, path: str = "", evidence: str = "") -> None:
         self.findings[TamperFinding(kind=kind, path=path[:200], evidence=evidence)] = None
@@ -57,9 +60,26 @@ async def grade_tests(sandbox: Sandbox, run: GradingRun, check: TestsCheck) -> F
         )
         suite.usages.append(result.usage)
         left_s -= result.usage.wall_s
+        await _check_tests_unchanged(sandbox, run, suite)
         if not _collect(suite, result, nonce):
             break
+    if not suite.started:
+        raise GraderError(
+            f"check {check.name!r}: pytest did not start in a fresh box: {suite.problem}"
+        )
     return _finding(check, suite)
+
+
+async def _check_tests_unchanged(sandbox: Sandbox, run: GradingRun, suite: _Suite) -> None:
+    """The tests lie in a directory of the box's user: report it when one was rewritten."""
+    try:
+        found = await sandbox.download(TESTS_DIRECTORY)
+    except FileAccessError as error:
+        suite.tamper("tests-changed", evidence=str(error))
+        return
+    for path, data in run.task.tests.items():
+        if found.get(path) != data:
+            suite.tamper("tests-changed", path)
 
 
 def _job(sandbox: Sandbox, run: GradingRun, check: TestsCheck, suite: _Suite, nonce: str) -> bytes:
@@ -80,15 +100,14 @@ def _collect(suite: _Suite, result: ExecResult, nonce: str) -> bool:
     process = _Process()
     for kind, event in _events(suite, result, nonce):
         _take(suite, process, kind, event)
-    if process.canary not in ("", "failed"):
-        suite.tamper("canary-passed", evidence=f"a test that must fail was {process.canary}")
-    if process.ended:
-        if not process.canary:
-            suite.tamper("canary-missing", evidence="a test that must fail did not run")
-        return False
+    if not process.canary_failed:  # whatever it reported is not known to be true
+        process.results.clear()
+    suite.results |= process.results
     status, message = _ending(result)
-    if not process.running:
-        suite.problem = suite.problem or message
+    if process.ended or not process.running:
+        suite.problem = suite.problem or ("" if process.ended else message)
+        if process.results and not process.ended and status != "timeout":
+            suite.tamper("runner-stopped", evidence=f"after the tests, before the end: {message}")
         return False
     suite.results[process.running] = TestResult(id=process.running, status=status, message=message)
     return True
@@ -96,28 +115,32 @@ def _collect(suite: _Suite, result: ExecResult, nonce: str) -> bool:
 
 @dataclass
 class _Process:
-    """How far one process came."""
+    """What one process said, and how far it came."""
 
+    results: dict[str, TestResult] = field(default_factory=dict)
     running: str = ""
-    canary: str = ""
+    canary_failed: bool = False
     ended: bool = False
 
 
 def _take(suite: _Suite, process: _Process, kind: str, event: dict[str, Any]) -> None:
     """Take in one event of one process."""
-    if kind == "collected":
+    if kind == "ready":
+        suite.started = True
+    elif kind == "collected":
         suite.collected |= dict.fromkeys(_texts(event.get("ids")))
     elif kind == "collect":
         suite.problem = f"{_text(event, 'id')}: {_text(event, 'message')}"
     elif kind == "tamper":
-        suite.tamper(_text(event, "kind"), _text(event, "path"))
+        suite.tamper(_text(event, "sign"), _text(event, "path"))
     elif kind == "start":
         process.running = _text(event, "id")
     elif kind == "result":
-        _take_result(suite, event, process.running)
-        process.running = ""
+        _take_result(suite, process, event)
     elif kind == "canary":
-        process.canary = _text(event, "status")
+        process.canary_failed = _text(event, "status") == "failed"
+        if not process.canary_failed:
+            suite.tamper("canary-passed", evidence="a test that must fail did not")
     elif kind == "end":
         process.ended = True
 
@@ -137,13 +160,14 @@ def _events(suite: _Suite, result: ExecResult, nonce: str) -> list[tuple[str, di
     return events
 
 
-def _take_result(suite: _Suite, event: dict[str, Any], running: str) -> None:
+def _take_result(suite: _Suite, process: _Process, event: dict[str, Any]) -> None:
     test_id, status = _text(event, "id"), _text(event, "status")
-    if test_id != running or test_id in suite.results or status not in _STATUSES:
+    if test_id != process.running or test_id in suite.results or status not in _STATUSES:
         suite.tamper("forged-result", test_id, "a result for a test that was not running")
         return
+    process.running = ""
     duration_s = event.get("duration_s")
-    suite.results[test_id] = TestResult(
+    process.results[test_id] = TestResult(
         id=test_id,
         status=cast(TestStatus, status),
         duration_s=min(max(0.0, duration_s), 1e9) if isinstance(duration_s, float) else 0.0,
@@ -178,7 +202,8 @@ def _ending(result: ExecResult) -> tuple[TestStatus, str]:
     if alarm or result.status is ExecStatus.TIMEOUT:
         return "timeout", "the time limit was reached"
     if result.status is ExecStatus.EXITED:
-        return "error", f"the process ended early with code {result.exit_code}"
+        said = result.stderr[-200:].decode("utf-8", "replace").strip()
+        return "error", f"the process ended early with code {result.exit_code} {said}".rstrip()
     return "error", f"the process ended with status {result.status.value}"
 
 

@@ -44,6 +44,8 @@ class ValuesRun:
     outcomes: dict[int, CaseOutcome] = field(default_factory=dict)
     usages: list[ExecUsage] = field(default_factory=list)
     findings: list[TamperFinding] = field(default_factory=list)
+    started: bool = False
+    """Whether a runner came as far as loading the candidate; if not, it is not to blame."""
 
 
 async def run_cases(
@@ -113,7 +115,9 @@ class _Job:
         """Record what the process gave; returns the cases that a new one should run."""
         loaded, problem = False, ""
         for kind, index, duration_s, text in self._lines(result, run):
-            if kind == "loaded":
+            if kind == "ready":
+                run.started = True
+            elif kind == "loaded":
                 loaded = True
             elif kind == "import":
                 problem = _message(text)

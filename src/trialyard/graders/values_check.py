@@ -61,8 +61,11 @@ async def grade_values(sandbox: Sandbox, run: GradingRun, check: ValuesCheck) ->
     outcomes = await run_cases(
         sandbox, check, cases, seed=run.seed, budget_s=run.left_s(), run=values
     )
-    if len(outcomes) != len(cases):
-        raise GraderError(f"check {check.name!r}: {len(outcomes)} outcomes for {len(cases)} cases")
+    if not values.started:
+        raise GraderError(
+            f"check {check.name!r}: the runner did not start in a fresh box: "
+            f"{_first_problem(outcomes)}"
+        )
     num_passed = sum(outcome.status == "passed" for outcome in outcomes)
     return Finding(
         score=num_passed / len(outcomes),

@@ -4,9 +4,9 @@ Theory of operation: candidate and runner share this process, so what leaves it 
 strong evidence, not proof. stdin holds one job (marshal). pytest comes from a
 read-only layer, tests from the grader's directory; the workspace is last on the path.
 No configuration, plug-in or conftest of the workspace is read. Events leave on a
-duplicate of stdout, a line each with the nonce. A canary that must fail sits at a
-random place among the tests, pytest's own functions are compared with what they were
-before, and comparisons that agree with everything are reported. SIGALRM with its
+duplicate of stdout, a line each with the nonce. A canary that must fail runs first and
+another at a random place, pytest's own functions are compared with what they were after
+every test, and comparisons that agree with everything are reported. SIGALRM with its
 default action ends a test that hangs; the grader starts a new process for the rest.
 """
 
@@ -20,6 +20,7 @@ import time
 
 CHANNEL_FD = 198
 GUARDED = ("_pytest", "pluggy", "pytest")
+STDLIB = (os.path.dirname(os.__file__) + "/", "<frozen ")
 
 
 class Channel:
@@ -32,6 +33,9 @@ class Channel:
             self.fd = os.dup(1)
         self.nonce, self.pid = nonce, os.getpid()
         self.write, self.getpid, self.dumps, self.leave = os.write, os.getpid, json.dumps, os._exit
+
+    def mute(self):
+        """Give the candidate /dev/null for 0, 1 and 2."""
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -101,15 +105,38 @@ def agrees_with_everything(kind, workdir):
     return False
 
 
+class ReadGuard:
+    """Reports code of the workspace that opens a test module; audit hooks cannot be taken off."""
+
+    def __init__(self, workdir):
+        self.workdir, self.files, self.found = workdir + "/", set(), set()
+        self.getframe = sys._getframe
+        sys.addaudithook(self.hook)
+
+    def hook(self, event, arguments):
+        if event != "open" or arguments[0] not in self.files:
+            return
+        frame = self.getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(STDLIB):
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_filename.startswith(self.workdir):
+            self.found.add(arguments[0])
+
+
 class Recorder:
     """The pytest plug-in: statuses by phase, canary, guards."""
 
     def __init__(self, job, channel):
         self.job, self.channel = job, channel
         self.done = set(job["done"])
-        self.before, self.classes = snapshot(), all_classes()
+        self.before, self.classes = {}, set()
         self.phases, self.alarm = {}, signal.setitimer
-        self.canary = f"canary-{job['nonce'][::-1]}"
+        self.guard = ReadGuard(job["workdir"])
+        self.canaries = {f"canary-{random.getrandbits(64):x}" for _ in range(2)}
+
+    def pytest_sessionstart(self, session):
+        """Everything of pytest's is loaded, nothing of the candidate's is."""
+        self.before, self.classes = snapshot(), all_classes()
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -118,14 +145,16 @@ class Recorder:
             self.channel.send("collect", id=report.nodeid, message="skipped as a whole")
 
     def pytest_collection_modifyitems(self, session, items):
+        self.guard.files |= {str(item.path) for item in items}
         self.channel.send("collected", ids=[item.nodeid for item in items])
         items[:] = [item for item in items if item.nodeid not in self.done]
-        place = random.SystemRandom().randint(0, len(items))
-        items.insert(place, Canary.from_parent(session, name=self.canary))
+        first, other = (Canary.from_parent(session, name=name) for name in self.canaries)
+        items.insert(random.SystemRandom().randint(0, len(items)), other)
+        items.insert(0, first)
 
     def pytest_runtest_logstart(self, nodeid, location):
         self.alarm(signal.ITIMER_REAL, self.job["limit_s"])
-        if not nodeid.endswith(self.canary):
+        if nodeid.rpartition("::")[2] not in self.canaries:
             self.channel.send("start", id=nodeid)
 
     def pytest_runtest_logreport(self, report):
@@ -135,7 +164,9 @@ class Recorder:
         self.alarm(signal.ITIMER_REAL, 0)
         reports = self.phases.pop(nodeid, [])
         status, message = status_of(reports)
-        if nodeid.endswith(self.canary):
+        for name in patched(self.before):
+            self.channel.send("tamper", sign="runner-patched", path=name)
+        if nodeid.rpartition("::")[2] in self.canaries:
             self.channel.send("canary", status=status)
             return
         duration_s = sum(report.duration for report in reports)
@@ -145,11 +176,11 @@ class Recorder:
         for kind in all_classes() - self.classes:
             self.classes.add(kind)
             if agrees_with_everything(kind, self.job["workdir"]):
-                self.channel.send("tamper", kind="comparison-overridden", path=kind.__name__)
+                self.channel.send("tamper", sign="comparison-overridden", path=kind.__name__)
 
     def pytest_sessionfinish(self, session, exitstatus):
-        for name in patched(self.before):
-            self.channel.send("tamper", kind="runner-patched", path=name)
+        for path in self.guard.found:
+            self.channel.send("tamper", sign="tests-read", path=path)
         self.channel.send("end", code=int(exitstatus))
 
 
@@ -188,6 +219,9 @@ def main():
     sys.path[:] = [*sys.path, job["pytest"]]
     import pytest
 
+    channel.mute()
+    channel.send("ready")  # from here on the candidate may be to blame
+
     class CanaryItem(pytest.Item):
         def runtest(self):
             assert time is None, "this test must fail"
@@ -202,7 +236,7 @@ def main():
     arguments = [
         *("-c", "/dev/null", "--rootdir", job["tests"], "--confcutdir", job["tests"]),
         *("-p", "no:cacheprovider", "-p", "no:faulthandler", "--import-mode=importlib"),
-        *("-q", "--color=no", "--tb=short", "--no-header", "--no-summary"),
+        *("-s", "-q", "--color=no", "--tb=short", "--no-header", "--no-summary"),
         *[os.path.join(job["tests"], path) for path in job["paths"]],
     ]
     os.chdir(job["workdir"])

@@ -185,12 +185,13 @@ class Runner:
         self.timer(_signal.ITIMER_REAL, 0)
         if self.getpid() != self.pid:  # a child that the candidate forked
             self.leave(0)
-        elapsed_s = self.clock() - self.started_s
+        elapsed_s = self.clock() - self.started_s if self.started_s else 0.0
         line = f"{self.nonce} {kind} {index} {elapsed_s:.6f} {text}\n".encode("ascii")
         while line:
             line = line[self.write(self.channel, line) :]
 
     def load(self):
+        self.send("ready", -1, "null")  # from here on the candidate may be to blame
         self.start()
         try:
             self.namespace = load(self.path).__dict__
