@@ -28,10 +28,10 @@ class Sloppiness(Record):
     """How often the demonstrator errs; all are chances per slot."""
 
     misconception: float = 0.75
-    slip: float = 0.25
-    wrong_constant: float = 0.15
+    slip: float = 0.1
+    wrong_constant: float = 0.1
     redraw: float = 0.5
-    follow_evidence: float = 0.4
+    follow_evidence: float = 0.6
     """After a failure: reads an open slot off the example rather than guessing again."""
 
 

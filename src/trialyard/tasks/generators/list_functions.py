@@ -6,6 +6,7 @@ specification is shared, whatever the seeds. A task is kept only where leaving o
 and reading any slot wrongly changes the visible and the hidden results alike.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,16 +110,13 @@ def _has_reserved_constant(program: Program) -> bool:
 
 @lru_cache(maxsize=1)
 def _held_pairs() -> frozenset[tuple[str, int]]:
-    """One in four constants of every family, the same for all seeds."""
-    constants: dict[str, set[int]] = {}
-    for choices in CHOICES.values():
-        for choice in choices:
-            constants.setdefault(choice.family, set()).update(choice.constants)
+    """One in four constants of every primitive that names one, the same for all seeds."""
     held: set[tuple[str, int]] = set()
-    for family, values in constants.items():
-        size = max(1, len(values) // 4) if values else 0
-        picked = derive_random(0, "constants", family).sample(sorted(values), size)
-        held.update((family, k) for k in picked)
+    for choice in itertools.chain(*CHOICES.values()):
+        if choice.constants and not choice.is_open:
+            rng = derive_random(0, "constants", choice.english)
+            size = max(1, len(choice.constants) // 4)
+            held.update((choice.english, k) for k in rng.sample(choice.constants, size))
     return frozenset(held)
 
 

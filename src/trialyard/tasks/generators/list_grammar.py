@@ -51,15 +51,15 @@ class Part:
         return self.choice.english.format(k=self.k)
 
     @property
-    def pair(self) -> tuple[str, int] | None:
-        return (self.choice.family, self.k) if self.choice.constants else None
+    def pair(self) -> tuple[str, int]:
+        """Primitive and constant, as the split sees them."""
+        return (self.choice.english, self.k)
 
 
 Program = Mapping[Slot, Part]
 
-_SMALL = (1, 2, 3, 4, 5, 6)
+_SMALL = tuple(range(1, 9))
 _SLICE = (1, 2, 3, 4)
-_KEYS = tuple(range(10, 30))
 
 CHOICES: Mapping[Slot, tuple[Choice, ...]] = MappingProxyType(
     {
@@ -74,9 +74,9 @@ CHOICES: Mapping[Slot, tuple[Choice, ...]] = MappingProxyType(
             Choice("equal", "leave out every {k}", ("x!={k}",), "x=={k}", _SMALL),
         ),
         "map": (
-            Choice("shift", "add {k} to each", ("x+{k}",), constants=_SMALL),
-            Choice("shift", "subtract {k} from each", ("x-{k}",), "x+{k}", _SMALL),
-            Choice("scale", "multiply each by {k}", ("x*{k}",), constants=(3, 4, 5)),
+            Choice("shift", "add {k}", ("x+{k}",), constants=_SMALL),
+            Choice("shift", "subtract {k}", ("x-{k}",), "x+{k}", _SMALL),
+            Choice("scale", "multiply by {k}", ("x*{k}",), constants=(3, 4, 5, 6)),
             Choice("scale", "double each", ("x*2",), "x+2"),
             Choice("square", "square each", ("x*x",), "x*2"),
             Choice("sign", "negate each", ("-x",)),
@@ -101,9 +101,8 @@ CHOICES: Mapping[Slot, tuple[Choice, ...]] = MappingProxyType(
             Choice(
                 "form",
                 "return them in the wanted form",
-                ("{c}", "tuple({c})", "set({c})", "[{c}]", "str({c})"),
+                ("{c}", "tuple({c})", "set({c})", "[{c}]", "str({c})", "({c},)"),
             ),
-            Choice("key", "return them after the key", ("[{k}]+{c}",), constants=_KEYS),
         ),
     }
 )
