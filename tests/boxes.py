@@ -1,19 +1,36 @@
 """Real boxes for tests: a pool on this machine, and what to look for on the host."""
 
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
+from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 
 PYTHON = "/opt/trialyard/python/bin/python3"
 
 
-def namespace_pool(*, max_boxes: int = 4, warm_per_kind: int = 0, **options: object) -> NamespacePool:
+def namespace_pool(
+    *, max_boxes: int = 4, warm_per_kind: int = 0, **options: object
+) -> NamespacePool:
     """A pool of the host image; close it at the end of the test."""
     return NamespacePool(
-        {HOST: host_image()}, max_boxes=max_boxes, warm_per_kind=warm_per_kind, **options  # type: ignore[arg-type]
+        {HOST: host_image()},
+        max_boxes=max_boxes,
+        warm_per_kind=warm_per_kind,
+        **options,  # type: ignore[arg-type]
     )
+
+
+@contextlib.asynccontextmanager
+async def a_box(pool: NamespacePool) -> AsyncIterator[NamespaceSandbox]:
+    """A box with the default limits, as what it is."""
+    async with pool.acquire(image=HOST, limits=Limits(), owner="test") as box:
+        assert isinstance(box, NamespaceSandbox)
+        yield box
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -27,7 +44,8 @@ def processes_of_uid(uid: int) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and status_of(int(entry))["Uid"].split()[0] == str(uid):
+            status = status_of(int(entry)) if entry.isdigit() else {}
+            if status.get("Uid", "").split()[:1] == [str(uid)] and status["State"][0] != "Z":
                 found.append(int(entry))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -36,4 +54,7 @@ def processes_of_uid(uid: int) -> list[int]:
 
 def child_processes() -> list[int]:
     """Pids of the processes that this one has started and not reaped."""
-    return [int(pid) for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    ]

@@ -5,9 +5,11 @@ the first process joins, counters are read by the supervisor alone, and a direct
 when its processes are gone. Swap is off: memory means memory.
 """
 
+import contextlib
 import errno
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +46,7 @@ def find_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
     own = {}
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        own.update({name: path for name in controllers.split(",")})
+        own.update(dict.fromkeys(controllers.split(","), path))
     found = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -155,19 +157,35 @@ class BoxCgroup:
         """How often a fork was refused by the pids limit."""
         return self._read("pids_refused")
 
+    def kill(self) -> None:
+        """SIGKILL to every process that is still in the box's groups."""
+        for path in self.joins:
+            kill_members(path)
+
     def remove(self) -> bool:
         """Remove what can be removed; True when nothing is left. Call again when False."""
         for fd in self._fds.values():
             if fd >= 0:
                 os.close(fd)
         self._fds.clear()
-        return all([remove_directory(path) for path in self.joins])
+        left = [path for path in self.joins if not remove_directory(path)]
+        return not left
+
+
+def kill_members(path: str) -> None:
+    """SIGKILL to every process in one cgroup. Repeat until `remove_directory` succeeds."""
+    with contextlib.suppress(FileNotFoundError):
+        for pid in map(int, Path(path, "cgroup.procs").read_text().split()):
+            # 0 stands for a process outside our pid namespace; kill(0) would be us.
+            with contextlib.suppress(ProcessLookupError):
+                if pid > 0:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def remove_directory(path: str) -> bool:
     """Remove one cgroup; True when it is gone, False while processes are still in it."""
     try:
-        os.rmdir(path)
+        Path(path).rmdir()
     except FileNotFoundError:
         return True
     except OSError as error:
@@ -224,9 +242,11 @@ class CgroupParent:
 
     def create(self, name: str, limits: Limits) -> BoxCgroup:
         """Directories for one box, with its limits set."""
-        box = BoxCgroup({key: (v, f"{path}/{name}") for key, (v, path) in self._directories.items()})
+        box = BoxCgroup(
+            {key: (v, f"{path}/{name}") for key, (v, path) in self._directories.items()}
+        )
         for path in box.joins:
-            os.mkdir(path)
+            Path(path).mkdir()
         for path, value in self._settings(box, limits):
             _write(path, value)
         return box
@@ -257,7 +277,8 @@ class CgroupParent:
 
     def remove(self) -> bool:
         """Remove the owner's own directories; the boxes must be gone."""
-        return all([remove_directory(path) for path in self.directories()])
+        left = [path for path in self.directories() if not remove_directory(path)]
+        return not left
 
 
 def read_hierarchies() -> list[Hierarchy]:

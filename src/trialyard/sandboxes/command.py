@@ -74,7 +74,7 @@ class Command:
         self._on_output = on_output
         self._callback_error: BaseException | None = None
         self._started_s = self._last_output_s = self._loop.time()
-        self._timeout_s = timeout_s
+        self._deadline_s = self._started_s + (float("inf") if timeout_s is None else timeout_s)
         self._before = box.counters()
         self._reason: ExecStatus | None = None
         self._limits_hit: set[str] = set()
@@ -99,7 +99,7 @@ class Command:
                 self.kill(ExecStatus.OUTPUT_LIMIT, "output")
 
         stream = OutputStream(
-            self._loop, keep_bytes=keep_bytes, on_chunk=on_chunk, on_end=self._maybe_finish
+            self._loop, keep_bytes=keep_bytes, on_chunk=on_chunk, on_end=self._finish_if_ended
         )
         return stream
 
@@ -130,9 +130,7 @@ class Command:
     def _next_check_s(self) -> float:
         now_s = self._loop.time()
         limits = self._box.limits
-        waits = [POLL_S, self._box.wall_left_s()]
-        if self._timeout_s is not None:
-            waits.append(self._started_s + self._timeout_s - now_s)
+        waits = [POLL_S, self._box.wall_left_s(), self._deadline_s - now_s]
         if limits.idle_s is not None:
             waits.append(self._last_output_s + limits.idle_s - now_s)
         if limits.cpu_s is not None:
@@ -147,9 +145,7 @@ class Command:
         if now.oom_kills > 0:
             self._box.destroy("it ran out of memory")
             return
-        if self._timeout_s is not None and now_s - self._started_s >= self._timeout_s:
-            self.kill(ExecStatus.TIMEOUT, "wall")
-        elif self._box.wall_left_s() <= 0:
+        if now_s >= self._deadline_s or self._box.wall_left_s() <= 0:
             self.kill(ExecStatus.TIMEOUT, "wall")
         elif limits.idle_s is not None and now_s - self._last_output_s >= limits.idle_s:
             self.kill(ExecStatus.TIMEOUT, "idle")
@@ -205,6 +201,9 @@ class Command:
         self.stdout.drain()
         self.stderr.drain()
         self._finish()
+
+    def _finish_if_ended(self) -> None:
+        self._maybe_finish()
 
     def _maybe_finish(self) -> bool:
         ended = self.stdout.ended and self.stderr.ended
@@ -288,5 +287,3 @@ class Command:
         if os.WIFSIGNALED(status):
             return ExecStatus.SIGNALED, None, os.WTERMSIG(status)
         return ExecStatus.EXITED, os.WEXITSTATUS(status), None
-
-

@@ -28,9 +28,7 @@ from trialyard.sandboxes.identity import (
 MAX_DEPTH = 64
 _MAX_ENTRIES = 65_536
 _CHUNK_BYTES = 1 << 20
-_ONLY_OWN_TREE = (
-    RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
-)
+_ONLY_OWN_TREE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
 _WITHIN_TREE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
 """For whatever is changed: the box's own file system, so never /proc or an image."""
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
@@ -309,14 +307,10 @@ def _remove_below(parent_fd: int, name: str, top_fd: int, depth: int) -> None:
 
 def _open_to_empty(parent_fd: int, name: str) -> int:
     try:
-        fd = open_in_root(
-            parent_fd, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_ONLY_OWN_TREE
-        )
+        fd = open_in_root(parent_fd, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_ONLY_OWN_TREE)
     except PermissionError:
         os.chmod(name, 0o700, dir_fd=parent_fd)
-        fd = open_in_root(
-            parent_fd, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_ONLY_OWN_TREE
-        )
+        fd = open_in_root(parent_fd, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_ONLY_OWN_TREE)
     if not os.fstat(fd).st_mode & stat.S_IWUSR:
         os.fchmod(fd, 0o700)
     return fd

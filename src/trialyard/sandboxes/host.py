@@ -19,6 +19,7 @@ from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
 from trialyard.sandboxes.native import native_program
 from trialyard.sandboxes.owner import Owner
 from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box
+from trialyard.sandboxes.protocol import CONTROL_FD
 from trialyard.sandboxes.seccomp import seccomp_filters
 from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
 
@@ -83,6 +84,7 @@ class SandboxHost:
         try:
             self.cgroups = CgroupParent(hierarchies, self.owner.name)
             self._parts = self._make_parts(program, bubblewrap, filters, layers)
+            self._keeper = Keeper(program, self.owner.directory, self.cgroups.directories())
         except BaseException:
             self.owner.close()
             raise
@@ -124,4 +126,28 @@ class SandboxHost:
         """Remove what this owner made; True when nothing is left. Idempotent."""
         gone = self.cgroups.remove()
         self.owner.close()
+        self._keeper.close()
         return gone
+
+
+class Keeper:
+    """A process of ours that outlives a killed supervisor and tidies up (native/keeper.c)."""
+
+    def __init__(self, program: Path, directory: Path, groups: tuple[str, ...]) -> None:
+        read_fd, self._alive_fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._pid = os.posix_spawn(
+                program,
+                [str(program), "keeper", str(directory), *groups],
+                {},
+                file_actions=[(os.POSIX_SPAWN_DUP2, read_fd, CONTROL_FD)],
+            )
+        finally:
+            os.close(read_fd)
+
+    def close(self) -> None:
+        """Let it go; it finds nothing to do. Idempotent."""
+        if self._alive_fd >= 0:
+            os.close(self._alive_fd)
+            self._alive_fd = -1
+            os.waitpid(self._pid, 0)

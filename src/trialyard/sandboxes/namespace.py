@@ -253,7 +253,11 @@ class NamespaceSandbox:
             raise UserError(f"argv {argv!r}: must be a list of words, the first a program")
         whole = DEFAULT_ENV | dict(env or {})
         directory = posixpath.join(self._workdir, cwd) if cwd is not None else self._workdir
-        for field, texts in (("argv", argv), ("env", [*whole, *whole.values()]), ("cwd", [directory])):
+        for field, texts in (
+            ("argv", argv),
+            ("env", [*whole, *whole.values()]),
+            ("cwd", [directory]),
+        ):
             for text in texts:
                 if not isinstance(text, str) or "\0" in text:
                     raise UserError(f"{field} {text!r}: must be text without NUL")
@@ -424,8 +428,8 @@ class NamespaceSandbox:
 
     async def _wait_for_launcher(self) -> int | None:
         """bubblewrap outlives PID 1 and reports how it died; None if it will not end."""
-        pid, status = os.waitpid(self._launcher_pid, os.WNOHANG)
-        if pid:
+        status = self._reap_launcher()
+        if status is not None:
             return status
         ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._launcher_pidfd, _resolve, ended)
@@ -436,6 +440,10 @@ class NamespaceSandbox:
                 await asyncio.wait({ended}, timeout=_REMOVE_TIMEOUT_S / 2)
         finally:
             self._loop.remove_reader(self._launcher_pidfd)
+        return self._reap_launcher()
+
+    def _reap_launcher(self) -> int | None:
+        """Its wait status; None while it lives."""
         pid, status = os.waitpid(self._launcher_pid, os.WNOHANG)
         return status if pid else None
 
@@ -459,6 +467,7 @@ class NamespaceSandbox:
         while not self._cgroup.remove():
             if self._loop.time() > deadline_s:
                 return False
+            self._cgroup.kill()  # e.g. bubblewrap's child, when its parent died too early
             await asyncio.sleep(wait_s)
             wait_s = min(0.1, wait_s * 2)
         return True

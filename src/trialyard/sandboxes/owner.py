@@ -9,14 +9,13 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from trialyard.core.errors import ResourceExhausted, SandboxUnavailable
-from trialyard.sandboxes.cgroups import PARENT, Hierarchy, remove_directory
+from trialyard.sandboxes.cgroups import PARENT, Hierarchy, kill_members, remove_directory
 
 UID_BASE = 200_000
 UIDS_PER_BLOCK = 512
@@ -154,11 +153,6 @@ def _kill_and_remove(parent: Path) -> bool:
     if not parent.is_dir():
         return True
     for group in [entry for entry in parent.iterdir() if entry.is_dir()]:
-        with contextlib.suppress(FileNotFoundError):
-            for pid in map(int, (group / "cgroup.procs").read_text().split()):
-                # 0 stands for a process outside our pid namespace; kill(0) would be us.
-                with contextlib.suppress(ProcessLookupError):
-                    if pid > 0:
-                        os.kill(pid, signal.SIGKILL)
-        remove_directory(str(group))
+        if not remove_directory(str(group)):
+            kill_members(str(group))
     return remove_directory(str(parent))

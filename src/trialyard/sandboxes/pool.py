@@ -7,6 +7,7 @@ waiters are served in the order in which they came; `close` leaves nothing.
 
 import asyncio
 import contextlib
+import os
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +21,9 @@ from trialyard.sandboxes.host import RUNTIME_DIRECTORY, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.plan import check_workdir
 
-_STARTS_AT_ONCE = 2
+_REFILLS_AT_ONCE = 2
+_STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
+"""More starts side by side only make each slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class _Shelf:
     """Unused boxes of one kind."""
 
     boxes: deque[NamespaceSandbox] = field(default_factory=deque)
+    starting: int = 0
 
 
 class NamespacePool:
@@ -76,7 +80,8 @@ class NamespacePool:
         self._num_boxes = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starting = 0
+        self._num_refills = 0
+        self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._refill_wanted: OrderedDict[BoxKind, None] = OrderedDict()
         self._counts = _Counts()
         self._closed = False
@@ -119,9 +124,7 @@ class NamespacePool:
         return self._acquire(kind, owner, timeout_s)
 
     @contextlib.asynccontextmanager
-    async def _acquire(
-        self, kind: BoxKind, owner: str, timeout_s: float
-    ) -> AsyncIterator[Sandbox]:
+    async def _acquire(self, kind: BoxKind, owner: str, timeout_s: float) -> AsyncIterator[Sandbox]:
         box = await self._take(kind, timeout_s)
         self._leases[box.id] = _Lease(owner, box)
         box.set_deadline()
@@ -141,9 +144,7 @@ class NamespacePool:
         if self._closed:
             raise ResourceExhausted("the sandbox pool is closed")
         if self._host is None:
-            self._host = SandboxHost(
-                layers=self._layers, runtime_directory=self._runtime_directory
-            )
+            self._host = SandboxHost(layers=self._layers, runtime_directory=self._runtime_directory)
         return self._host
 
     async def _take(self, kind: BoxKind, timeout_s: float) -> NamespaceSandbox:
@@ -203,7 +204,8 @@ class NamespacePool:
     async def _start(self, host: SandboxHost, kind: BoxKind) -> NamespaceSandbox:
         """Start a box in a place that is reserved for it."""
         try:
-            box = await NamespaceSandbox.start(host, kind.image, kind.limits, kind.workdir)
+            async with self._starts:
+                box = await NamespaceSandbox.start(host, kind.image, kind.limits, kind.workdir)
         except BaseException:
             self._free_place()
             raise
@@ -219,28 +221,31 @@ class NamespacePool:
 
     def _refill(self) -> None:
         """Start background tasks while a wanted kind has too few unused boxes."""
-        while self._refill_wanted and self._starting < _STARTS_AT_ONCE and not self._waiters:
+        while self._refill_wanted and self._num_refills < _REFILLS_AT_ONCE and not self._waiters:
             kind, _ = self._refill_wanted.popitem(last=False)
             shelf = self._shelf(kind)
-            if len(shelf.boxes) >= self._warm_per_kind or self._num_boxes >= self._max_boxes:
+            short = self._warm_per_kind - len(shelf.boxes) - shelf.starting
+            if short <= 0 or self._num_boxes >= self._max_boxes:
                 continue
             self._num_boxes += 1
-            self._starting += 1
+            self._num_refills += 1
+            shelf.starting += 1
             self._refill_wanted[kind] = None
-            self._keep(asyncio.get_running_loop().create_task(self._refill_one(kind)))
+            self._keep(asyncio.get_running_loop().create_task(self._refill_one(kind, shelf)))
 
-    async def _refill_one(self, kind: BoxKind) -> None:
+    async def _refill_one(self, kind: BoxKind, shelf: _Shelf) -> None:
         try:
             box = await self._start(self._open_host(), kind)
         except TrialyardError:
             self._refill_wanted.pop(kind, None)  # the next acquire will say what is wrong
             return
         finally:
-            self._starting -= 1
-        if self._closed or self._waiters or len(self._shelf(kind).boxes) >= self._warm_per_kind:
+            self._num_refills -= 1
+            shelf.starting -= 1
+        if self._closed or self._waiters:
             self._destroy(box)
         else:
-            self._shelf(kind).boxes.append(box)
+            shelf.boxes.append(box)
         self._refill()
 
     # --- the end ------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import errno
 import functools
 import os
 import socket
-from collections.abc import Sequence
 
 from trialyard.core.errors import SandboxUnavailable
 from trialyard.sandboxes.syscalls import ALLOWED, ALLOWED_BY_NUMBER, REFUSED
@@ -142,8 +141,10 @@ def _allow_list() -> bytes:
     refuse = _refuse(errno.EPERM)
     box = _Filter(default=_refuse(errno.ENOSYS), bad_architecture=refuse)
     box.optimize()
-    for call in (*ALLOWED, *ALLOWED_BY_NUMBER, "ioctl"):
-        box.add(_ALLOW, call)
+    for name in (*ALLOWED, "ioctl"):
+        box.add(_ALLOW, name)
+    for number in ALLOWED_BY_NUMBER:
+        box.add(_ALLOW, number)
     for call in REFUSED:
         if call != "personality":
             box.add(refuse, call)
@@ -162,6 +163,6 @@ def _no_terminal_input() -> bytes:
 
 
 @functools.cache
-def seccomp_filters() -> Sequence[bytes]:
+def seccomp_filters() -> tuple[bytes, ...]:
     """BPF programs to load in this order. Raises `SandboxUnavailable` without libseccomp."""
     return (_no_terminal_input(), _allow_list())

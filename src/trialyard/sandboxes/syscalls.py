@@ -62,8 +62,7 @@ ALLOWED: tuple[str, ...] = tuple(
 ALLOWED_BY_NUMBER: tuple[int, ...] = (451, 452)
 """cachestat and fchmodat2, newer than many libseccomp; one number on every architecture."""
 
-REFUSED: tuple[str, ...] = tuple(
-    """
+_REFUSED = """
     acct add_key adjtimex bpf chroot clock_adjtime clock_settime delete_module fanotify_init
     finit_module fsconfig fsmount fsopen fspick init_module ioperm iopl kcmp kexec_file_load
     kexec_load keyctl lookup_dcookie mbind migrate_pages modify_ldt mount mount_setattr
@@ -72,6 +71,7 @@ REFUSED: tuple[str, ...] = tuple(
     process_vm_writev quotactl quotactl_fd reboot request_key set_mempolicy
     setdomainname sethostname setns settimeofday stime swapoff swapon syslog umount umount2
     unshare uselib userfaultfd ustat vhangup vmsplice
-    """.split()
-)
+"""
+
+REFUSED: tuple[str, ...] = tuple(_REFUSED.split())
 """Refused with EPERM, as programs expect; all the rest with ENOSYS, so that they fall back."""

@@ -18,12 +18,13 @@ USER = "user"
 BOX_UID = 1000
 HOME = "/home/user"
 
-_COPIED = (
+_COPIED_NAMES = (
     "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf host.conf inputrc "
     "ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime magic mime.types perl protocols "
     "python3 python3.9 python3.10 python3.11 python3.12 python3.13 rpc services ssl/openssl.cnf "
     "ssl/certs/ca-certificates.crt terminfo timezone"
-).split()
+)
+_COPIED = tuple(_COPIED_NAMES.split())
 
 _WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
@@ -118,7 +119,7 @@ def build_dev(directory: Path) -> None:
 
 def check_dev_null() -> None:
     """The host's /dev/null covers files in /proc: it must be the real one."""
-    status = os.stat("/dev/null")
+    status = Path("/dev/null").stat()
     if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(1, 3):
         raise SandboxUnavailable(
             "/dev/null of this host is not the null device (character 1:3); restore it with "

@@ -159,7 +159,9 @@ class FakeSandbox:
     async def list(self, path: str) -> list[FileStat]:
         self._check_alive()
         prefix = self._directory(path).rstrip("/") + "/"
-        known = [p for p in (*self.files, *self.directories) if p.startswith(prefix) and p != prefix]
+        known = [
+            p for p in (*self.files, *self.directories) if p.startswith(prefix) and p != prefix
+        ]
         names = sorted({p[len(prefix) :].split("/")[0] for p in known})
         return [await self.stat(prefix + name) for name in names]
 
@@ -175,7 +177,9 @@ class FakeSandbox:
         path = self._absolute(path)
         for name in [n for n in self.files if n == path or n.startswith(f"{path}/")]:
             del self.files[name]
-        self.directories = {d for d in self.directories if d != path and not d.startswith(f"{path}/")}
+        self.directories = {
+            d for d in self.directories if d != path and not d.startswith(f"{path}/")
+        }
 
     async def close(self) -> None:
         if self._lost is None:

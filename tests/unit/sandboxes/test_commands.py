@@ -120,9 +120,7 @@ async def test_output_is_streamed_and_a_broken_callback_ends_the_command(
     box: NamespaceSandbox,
 ) -> None:
     heard: list[tuple[str, bytes]] = []
-    await box.run(
-        ["sh", "-c", "echo a; echo b >&2"], on_output=lambda *chunk: heard.append(chunk)
-    )
+    await box.run(["sh", "-c", "echo a; echo b >&2"], on_output=lambda *chunk: heard.append(chunk))
     assert sorted(heard) == [("stderr", b"b\n"), ("stdout", b"a\n")]
 
     def broken(name: str, data: bytes) -> None:
@@ -150,7 +148,7 @@ async def test_many_commands_at_once(box: NamespaceSandbox) -> None:
 
 async def test_arguments_longer_than_a_datagram(box: NamespaceSandbox) -> None:
     words = ["x" * 1000] * 500
-    assert (await box.run(["sh", "-c", 'echo $#', "sh", *words])).stdout == b"500\n"
+    assert (await box.run(["sh", "-c", "echo $#", "sh", *words])).stdout == b"500\n"
     result = await box.run(["true", "x" * 200_000])
     assert result.exit_code == 126
     assert b"Argument list too long" in result.stderr

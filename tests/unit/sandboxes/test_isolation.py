@@ -1,12 +1,11 @@
 """The box is a sandbox: each layer is looked at itself, from inside and from the host."""
 
-import os
+# ruff: noqa: ASYNC240 - the host is looked at directly
 from pathlib import Path
 
 import pytest
 
-from tests.boxes import PYTHON, processes_of_uid, status_of
-from trialyard.core.sandbox import Limits
+from tests.boxes import PYTHON, a_box, processes_of_uid, status_of
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.owner import UID_BASE
 from trialyard.sandboxes.pool import NamespacePool
@@ -46,10 +45,7 @@ async def test_pid_1_has_no_capability_either_and_cannot_be_inspected(
 
 
 async def test_two_boxes_have_two_unprivileged_host_uids(pool: NamespacePool) -> None:
-    def acquire():  # type: ignore[no-untyped-def]
-        return pool.acquire(image="host", limits=Limits(), owner="test")
-
-    async with acquire() as first, acquire() as second:
+    async with a_box(pool) as first, a_box(pool) as second:
         uids = {first.host_uid, second.host_uid}
         assert len(uids) == 2
         assert min(uids) >= UID_BASE
@@ -62,15 +58,15 @@ async def test_two_boxes_have_two_unprivileged_host_uids(pool: NamespacePool) ->
 
 async def test_every_namespace_is_its_own(box: NamespaceSandbox) -> None:
     for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
-        theirs = os.readlink(f"/proc/{box.host_pid}/ns/{name}")
-        assert theirs != os.readlink(f"/proc/self/ns/{name}"), name
+        theirs = Path(f"/proc/{box.host_pid}/ns/{name}").readlink()
+        assert theirs != Path(f"/proc/self/ns/{name}").readlink(), name
 
 
 async def test_the_environment_of_the_host_stays_outside(
     box: NamespaceSandbox, monkeypatch: pytest.MonkeyPatch, pool: NamespacePool
 ) -> None:
     monkeypatch.setenv("ZZ_SECRET", "canary-env")
-    async with pool.acquire(image="host", limits=Limits(), owner="test") as fresh:
+    async with a_box(pool) as fresh:
         text = await stdout_of(fresh, "env")
         assert sorted(line.split("=")[0] for line in text.splitlines()) == ["HOME", "LANG", "PATH"]
         given = await fresh.run(["env"], env={"A": "1", "PATH": "/usr/bin"})
@@ -109,7 +105,9 @@ async def test_the_system_is_mounted_read_only_without_setuid_or_devices(
 ) -> None:
     mounts = {
         fields[4]: set(fields[5].split(","))
-        for fields in map(str.split, Path(f"/proc/{box.host_pid}/mountinfo").read_text().splitlines())
+        for fields in map(
+            str.split, Path(f"/proc/{box.host_pid}/mountinfo").read_text().splitlines()
+        )
     }
     assert "nosuid" in mounts["/"]
     assert "nodev" in mounts["/"]
@@ -121,7 +119,12 @@ async def test_the_system_is_mounted_read_only_without_setuid_or_devices(
 
 
 async def test_no_terminal_and_a_session_of_its_own(box: NamespaceSandbox) -> None:
-    code = "import os; print(os.getsid(0) == os.getpid())\ntry: open('/dev/tty')\nexcept OSError: print('none')"
+    code = """
+import os
+print(os.getsid(0) == os.getpid())
+try: open("/dev/tty")
+except OSError: print("none")
+"""
     assert await python_in(box, code) == "True\nnone\n"
 
 

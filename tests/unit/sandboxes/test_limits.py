@@ -1,5 +1,6 @@
 """Every limit is held and reported; what ended a command is the supervisor's finding."""
 
+import asyncio
 import time
 
 import pytest
@@ -23,7 +24,8 @@ async def python_under(
 async def test_memory_out_of_bounds_is_oom_whoever_dies(pool: NamespacePool) -> None:
     limits = Limits(memory_bytes=64 * MIB)
     result = await python_under(pool, limits, "x = b'x' * (200 << 20)")
-    assert (result.status, result.limits_hit) == (ExecStatus.OOM, {"memory"})
+    assert result.status is ExecStatus.OOM
+    assert result.limits_hit == {"memory"}
     assert result.usage.memory_peak_bytes <= 64 * MIB
     # The leader lives on and exits with 0: still out of memory.
     code = "import os\nif os.fork() == 0: x = b'x' * (200 << 20)\nos.wait()"
@@ -46,7 +48,8 @@ async def test_oom_is_noticed_while_the_leader_waits_and_kills_the_box(
 
 async def test_a_program_that_kills_itself_is_no_oom(box: NamespaceSandbox) -> None:
     result = await box.run(["sh", "-c", "kill -9 $$"])
-    assert (result.status, result.signal, result.limits_hit) == (ExecStatus.SIGNALED, 9, set())
+    assert (result.status, result.signal) == (ExecStatus.SIGNALED, 9)
+    assert result.limits_hit == frozenset()
     assert (await box.run(["sh", "-c", "exit 137"])).exit_code == 137
 
 
@@ -114,7 +117,8 @@ async def test_wall_time_of_a_command_keeps_what_was_said(box: NamespaceSandbox)
     started = time.monotonic()
     result = await box.run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout_s=0.3)
     assert time.monotonic() - started < 2
-    assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"wall"})
+    assert result.status is ExecStatus.TIMEOUT
+    assert result.limits_hit == {"wall"}
     assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
     assert result.exit_code is None
     assert (await box.run(["true"])).ok
@@ -123,10 +127,11 @@ async def test_wall_time_of_a_command_keeps_what_was_said(box: NamespaceSandbox)
 async def test_wall_time_of_the_box_ends_the_box(pool: NamespacePool) -> None:
     async with pool.acquire(image="host", limits=Limits(wall_s=0.5), owner="test") as box:
         result = await box.run(["sleep", "60"])
-        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"wall"})
+        assert result.status is ExecStatus.TIMEOUT
+        assert result.limits_hit == {"wall"}
+        await asyncio.sleep(0.5)
         with pytest.raises(SandboxLost, match="wall_s"):
-            for _ in range(200):
-                await box.run(["sleep", "0.01"])
+            await box.run(["true"])
 
 
 async def test_idle_time_counts_from_the_last_output(pool: NamespacePool) -> None:
@@ -134,7 +139,8 @@ async def test_idle_time_counts_from_the_last_output(pool: NamespacePool) -> Non
         talks = "for i in 1 2 3 4; do echo $i; sleep 0.2; done"
         assert (await box.run(["sh", "-c", talks])).ok
         result = await box.run(["sh", "-c", "echo 1; sleep 60"])
-        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"idle"})
+        assert result.status is ExecStatus.TIMEOUT
+        assert result.limits_hit == {"idle"}
         assert result.stdout == b"1\n"
 
 
@@ -144,7 +150,8 @@ async def test_cpu_seconds_count_over_the_box(pool: NamespacePool) -> None:
         burn = [PYTHON, "-I", "-S", "-c", "import time\nwhile time.process_time() < 0.3: pass"]
         assert (await box.run(burn, timeout_s=10)).ok
         result = await box.run(burn, timeout_s=10)
-        assert (result.status, result.limits_hit) == (ExecStatus.TIMEOUT, {"cpu"})
+        assert result.status is ExecStatus.TIMEOUT
+        assert result.limits_hit == {"cpu"}
 
 
 async def test_cores_are_shared_out(pool: NamespacePool) -> None:
