@@ -115,15 +115,18 @@ def writers() -> Iterator[subprocess.Popen[str]]:
 
 
 def live_and_die(
-    writers: subprocess.Popen[str], directory: Path, life: int, history: History, kill_after: float
+    writers: subprocess.Popen[str], directory: Path, life: int, history: History, rng: random.Random
 ) -> None:
+    """Kill a writer after a random number of its words and a random moment more."""
     assert writers.stdin is not None
     assert writers.stdout is not None
     writers.stdin.write(f"{directory} {life}\n")
     writers.stdin.flush()
     said = writers.stdout.readline().split()
     assert said[0] == "pid"
-    time.sleep(kill_after)
+    for _ in range(rng.randrange(30)):
+        history.read(writers.stdout.readline())
+    time.sleep(rng.uniform(0, 0.01))
     os.kill(int(said[1]), signal.SIGKILL)
     while (line := writers.stdout.readline()) != "dead\n":
         assert line, "the forking process died"
@@ -162,7 +165,7 @@ def test_what_was_acknowledged_survives_kills_exactly_once(
     rng = random.Random(7)
     history = History()
     for life in range(KILLS):
-        live_and_die(writers, tmp_path, life, history, kill_after=rng.uniform(0.005, 0.25))
+        live_and_die(writers, tmp_path, life, history, rng)
         if (tmp_path / "ledger.sqlite").exists():
             check(tmp_path, history)
     assert len(history.stored) > KILLS * GROUP
