@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
-from trialyard.core.errors import FileAccessError, GraderError
+from trialyard.core.errors import FileAccessError, GraderError, SandboxLost
 from trialyard.core.grader import TamperFinding, TestResult, TestStatus
 from trialyard.core.sandbox import ExecResult, ExecStatus, ExecUsage, Sandbox
 from trialyard.core.task import TestsCheck
@@ -60,8 +60,8 @@ async def grade_tests(sandbox: Sandbox, run: GradingRun, check: TestsCheck) -> F
         )
         suite.usages.append(result.usage)
         left_s -= result.usage.wall_s
-        await _check_tests_unchanged(sandbox, run, suite)
-        if not _collect(suite, result, nonce):
+        more = _collect(suite, result, nonce)
+        if not await _unchanged(sandbox, run, suite, result) or not more:
             break
     if not suite.started:
         raise GraderError(
@@ -70,16 +70,21 @@ async def grade_tests(sandbox: Sandbox, run: GradingRun, check: TestsCheck) -> F
     return _finding(check, suite)
 
 
-async def _check_tests_unchanged(sandbox: Sandbox, run: GradingRun, suite: _Suite) -> None:
+async def _unchanged(sandbox: Sandbox, run: GradingRun, suite: _Suite, result: ExecResult) -> bool:
     """The tests lie in a directory of the box's user: report it when one was rewritten."""
     try:
         found = await sandbox.download(TESTS_DIRECTORY)
     except FileAccessError as error:
         suite.tamper("tests-changed", evidence=str(error))
-        return
-    for path, data in run.task.tests.items():
-        if found.get(path) != data:
-            suite.tamper("tests-changed", path)
+        return False
+    except SandboxLost as error:
+        if result.status is ExecStatus.OOM and not error.host_evidence:
+            return False  # the test before took the whole box along
+        raise
+    changed = [path for path, data in run.task.tests.items() if found.get(path) != data]
+    for path in changed:
+        suite.tamper("tests-changed", path)
+    return not changed
 
 
 def _job(sandbox: Sandbox, run: GradingRun, check: TestsCheck, suite: _Suite, nonce: str) -> bytes:

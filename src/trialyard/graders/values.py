@@ -14,6 +14,7 @@ from typing import Any
 
 from trialyard.core import plain
 from trialyard.core.cases import Case
+from trialyard.core.errors import SandboxLost
 from trialyard.core.grader import TamperFinding
 from trialyard.core.outcome import CaseOutcome, CaseStatus
 from trialyard.core.sandbox import ExecResult, ExecStatus, ExecUsage, Sandbox
@@ -65,22 +66,26 @@ async def run_cases(
     run = run if run is not None else ValuesRun()
     pending = list(range(len(cases)))
     left_s = budget_s if budget_s is not None else check.timeout_s * (len(cases) + 1) + START_S
+    out_of_memory = False
     for _ in range(MAX_RESTARTS + 1):
         if not pending or left_s <= 0:
             break
         job = _Job(check, cases, pending, workdir=sandbox.workdir)
         wall_s = min(left_s, check.timeout_s * (len(pending) + 1) + START_S)
-        result = await sandbox.run(
-            COMMAND,
-            stdin=job.payload(),
-            env=run_environment(seed),
-            timeout_s=wall_s,
-        )
+        try:
+            result = await sandbox.run(
+                COMMAND, stdin=job.payload(), env=run_environment(seed), timeout_s=wall_s
+            )
+        except SandboxLost as error:
+            if out_of_memory and not error.host_evidence:
+                break  # the case before took the whole box along
+            raise
         run.usages.append(result.usage)
         left_s -= result.usage.wall_s
         pending = job.collect(result, run)
+        out_of_memory = result.status is ExecStatus.OOM
     for index in pending:
-        message = "not run: the check's time was used up or it crashed too often"
+        message = "NotRun: the time or the box was used up, or it crashed too often"
         run.outcomes[index] = _outcome(cases, index, "not_run", message=message)
     return [run.outcomes[index] for index in range(len(cases))]
 

@@ -131,7 +131,8 @@ def base64(data):
 def describe(error, path):
     """One line: type, message and, where known, the candidate's own line."""
     try:
-        text = f"{type(error).__name__}: {str(error)[:300]}"
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = f"{type(error).__name__}: {said[:300]}"
     except BaseException:
         text = type(error).__name__
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
