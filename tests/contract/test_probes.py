@@ -1,0 +1,20 @@
+"""The first ten hostile programs are contained; all of them with ``make probes``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.probes.harness import probes, run_probe
+
+FIRST_TEN = probes()[:10]
+
+
+def test_the_first_ten_are_the_first_ten() -> None:
+    assert [probe.name[:2] for probe in FIRST_TEN] == [
+        "01", "03", "05", "07", "09", "11", "13", "15", "17", "19",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", FIRST_TEN, ids=lambda probe: probe.name)
+async def test_the_probe_is_contained(probe: Path, tmp_path: Path) -> None:
+    await run_probe(probe, tmp_path)
