@@ -48,7 +48,7 @@ class SftConfig(Record):
 class RlConfig(Record):
     """Group-relative policy gradient. `max_staleness` 0 is synchronous training."""
 
-    steps: int = Field(default=200, ge=0)
+    steps: int = Field(default=110, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
     minibatch: int = Field(default=64, ge=1)
@@ -59,6 +59,8 @@ class RlConfig(Record):
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
     max_staleness: int = Field(default=2, ge=0)
+    advantage: Literal["none", "deviation", "leave_one_out"] = "deviation"
+    """What divides a reward's distance from its group's mean."""
     reward: Literal["verdict", "random"] = "verdict"
     """``random`` is the control: rewards are drawn, so that nothing can be learnt."""
 

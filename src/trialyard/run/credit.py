@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trialyard.core.ids import derive_random
 from trialyard.core.learner import TrainingSequence, sequences_of
 from trialyard.core.trajectory import Group, Trajectory
-from trialyard.learning.advantage import group_advantages
+from trialyard.learning.advantage import Scale, group_advantages
 
 RewardRule = Callable[[Trajectory], float | None]
 
@@ -43,7 +43,7 @@ def random_reward(seed: int) -> RewardRule:
     return rule
 
 
-def group_credit(reward_of: RewardRule) -> CreditRule:
+def group_credit(reward_of: RewardRule, scale: Scale) -> CreditRule:
     """Group-relative credit over `reward_of`."""
 
     def rule(groups: Sequence[Group]) -> Credit:
@@ -51,7 +51,7 @@ def group_credit(reward_of: RewardRule) -> CreditRule:
         flat = small = 0
         for group in groups:
             rewards = [reward_of(member) for member in group.trajectories]
-            advantages = group_advantages(rewards)
+            advantages = group_advantages(rewards, scale=scale)
             if sum(reward is not None for reward in rewards) < 2:
                 small += 1
             elif advantages is None:

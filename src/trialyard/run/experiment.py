@@ -91,7 +91,7 @@ class Experiment:
             yard.learner,
             yard.policy,
             _Steps(self.durable, StepJournal(yard), self),
-            group_credit(reward_of),
+            group_credit(reward_of, config.rl.advantage),
             steps=range(done + 1, config.rl.steps + 1),
         )
         yard.events.emit("phase", name="rl", state="end")
