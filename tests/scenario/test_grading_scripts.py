@@ -3,8 +3,12 @@
 import pytest
 
 from tests.scenario.grading import grade, task_of
+from trialyard.core.clock import SystemClock
+from trialyard.core.errors import TaskError
 from trialyard.core.sandbox import SandboxPool
 from trialyard.core.task import ScriptCheck, Task
+from trialyard.graders.fresh_box import FreshBoxGrader
+from trialyard.graders.oracle import reference_submission
 
 REWARD = "/logs/verifier/reward"
 
@@ -67,3 +71,16 @@ async def test_ending_the_script_by_force_is_no_way_out_of_a_zero(
 ) -> None:
     verdict = await grade(pool, script_task(script, timeout_s=1.0), "")
     assert (verdict.status, verdict.reward) == ("graded", 0.0)
+
+
+async def test_the_reference_script_is_run_and_its_changes_are_graded(pool: SandboxPool) -> None:
+    task = script_task(f"test -f made/new && test ! -e old && echo 1 > {REWARD}.txt")
+    solution = {"solve.sh": b"mkdir made; cp /solution/data made/new; rm old", "data": b"x"}
+    whole = Task(task.spec, {"old": b"1", "kept": b"2"}, task.tests, solution)
+    submission = await reference_submission(pool, whole)
+    assert submission.files == {"made/new": b"x", "old": None}
+    verdict = await FreshBoxGrader(pool, SystemClock()).grade(whole, submission)
+    assert verdict.reward == 1.0
+    broken = Task(task.spec, solution={"solve.sh": b"echo no >&2; exit 3"})
+    with pytest.raises(TaskError, match="3: no"):
+        await reference_submission(pool, broken)

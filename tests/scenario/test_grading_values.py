@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.scenario.grading import grade, statuses, values_task
-from trialyard.core.cases import Case
+from tests.scenario.grading import grade, statuses, task_of, values_task
+from trialyard.core.cases import Case, dump_cases
 from trialyard.core.sandbox import Limits, SandboxPool
 from trialyard.core.task import ValuesCheck
 from trialyard.graders.values import run_cases
@@ -159,3 +159,15 @@ async def test_a_verdict_says_by_what_it_was_made(pool: SandboxPool) -> None:
     assert verdict.grader_version
     assert verdict.usage["commands"] == 1
     assert verdict.usage["wall_s"] > 0
+
+
+async def test_a_file_in_a_package_is_imported_as_part_of_it(pool: SandboxPool) -> None:
+    check = ValuesCheck(name="v", file="src/pkg/mod.py", function="f", cases="c.json")
+    task = task_of((check,), {"c.json": dump_cases([Case(expected=("pkg.mod", 7, 8))])})
+    answer = {
+        "src/pkg/__init__.py": "",
+        "src/pkg/mod.py": "from .other import x\nimport top\ndef f(): return __name__, x, top.y\n",
+        "src/pkg/other.py": "x = 7\n",
+        "top.py": "y = 8\n",
+    }
+    assert (await grade(pool, task, answer)).reward == 1.0

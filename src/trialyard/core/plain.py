@@ -127,6 +127,10 @@ def same(left: Any, right: Any, *, tolerance: float = 0.0) -> bool:
         if math.isnan(left) or math.isnan(right):
             return math.isnan(left) and math.isnan(right)
         return left == right or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
+    if isinstance(left, complex):
+        return same(left.real, right.real, tolerance=tolerance) and same(
+            left.imag, right.imag, tolerance=tolerance
+        )
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(
             same(a, b, tolerance=tolerance) for a, b in zip(left, right, strict=True)

@@ -2,7 +2,7 @@
 
     <task>/ task.toml  instruction.md  environment/  tests/  solution/
 
-A task of Harbor's without [trialyard] gets one script check for ``tests/test.sh`` and a
+A task without [[trialyard.checks]] gets one script check for ``tests/test.sh`` and a
 shell agent. Boxes have no network, whatever the file says. Files that Harbor reads and
 we do not are kept, so that a round trip changes neither meaning nor hash.
 Invariant: ``load_task(save_task(t)).hash == t.hash``.

@@ -7,13 +7,21 @@ rest and wins where both speak. Harbor's keys that we do not use are kept in
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trialyard.core.errors import TaskError
-from trialyard.core.task import TaskSpec
+from trialyard.core.sandbox import Limits
+from trialyard.core.task import (
+    AgentSpec,
+    Rubric,
+    ScriptCheck,
+    TaskSpec,
+    TestsCheck,
+    ValuesCheck,
+)
 
 SCHEMA_VERSION = "1.1"
 KNOWN_VERSIONS = frozenset({"1.0", "1.1", "1.2", "1.3", "1.4"})
@@ -34,6 +42,25 @@ _USED = {
         "workdir",
     },
 }
+_TABLES: dict[str, type[BaseModel]] = {"rubric": Rubric, "agent": AgentSpec, "limits": Limits}
+_CHECKS: dict[str, type[BaseModel]] = {
+    "values": ValuesCheck,
+    "tests": TestsCheck,
+    "script": ScriptCheck,
+}
+_HARBOR_PLACES = {
+    "id": "[task] name",
+    "image": "[environment] docker_image",
+    "workdir": "[environment] workdir",
+    "limits.cpus": "[environment] cpus",
+    "limits.memory_bytes": "[environment] memory_mb",
+    "limits.disk_bytes": "[environment] storage_mb",
+    "agent.timeout_s": "[agent] timeout_sec",
+    "grader_timeout_s": "[verifier] timeout_sec",
+    "difficulty": "[metadata] difficulty",
+    "tags": "[metadata] tags",
+    "artifacts": "artifacts",
+}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*$", re.IGNORECASE)
 
 
@@ -52,20 +79,21 @@ def read_manifest(
     fields = {"id": default_id, **reader.harbor_fields()}
     for key in ours:
         if key not in _SPEC_KEYS:
-            raise TaskError(f"{source}: [trialyard] has no key {key!r}{_did_you_mean(key)}")
+            hint = _did_you_mean(key, _SPEC_KEYS)
+            raise TaskError(f"{source}: [trialyard] has no key {key!r}{hint}")
     for key, value in ours.items():
         nested = isinstance(value, dict) and isinstance(fields.get(key), dict)
         fields[key] = {**fields[key], **value} if nested else value
-    if "trialyard" not in table:
+    if "checks" not in ours:
         if "test.sh" not in tests:
             raise TaskError(f"{source}: neither [[trialyard.checks]] nor tests/test.sh is there")
         fields["checks"] = [{"kind": "script", "name": "test.sh", "required": True}]
-        fields["agent"] = {**fields.get("agent", {}), "tool": "shell"}
+        fields["agent"] = {"tool": "shell", **fields.get("agent", {})}
     fields |= {"instruction": instruction, "metadata": reader.kept()}
     try:
         return TaskSpec.model_validate(fields)
     except ValidationError as error:
-        raise TaskError(f"{source}: {_explain(error)}") from error
+        raise TaskError(f"{source}: {_explain(error, ours)}") from error
 
 
 def write_manifest(spec: TaskSpec) -> dict[str, Any]:
@@ -197,16 +225,25 @@ class _Reader:
         return {**metadata, "harbor": harbor} if harbor else metadata
 
 
-def _did_you_mean(key: str) -> str:
-    close = difflib.get_close_matches(key, sorted(_SPEC_KEYS), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(_SPEC_KEYS))}"
+def _did_you_mean(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
-def _explain(error: ValidationError) -> str:
-    """The first complaint in one line: field, what is wrong, what is known."""
+def _explain(error: ValidationError, ours: Mapping[str, Any]) -> str:
+    """The first complaint in one line: where it stands in the file, and what is wrong."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"])
+    where = f"[trialyard] {place}"
+    if str(first["loc"][0]) not in ours:
+        where = _HARBOR_PLACES.get(place, where)
     if first["type"] == "extra_forbidden":
-        return f"[trialyard] {where}: no such key; see the documentation of the task format"
-    given = repr(first.get("input"))[:80]
-    return f"[trialyard] {where}: {first['msg']} (given: {given})"
+        *parents, key = (str(part) for part in first["loc"])
+        return f"{where}: no such key{_did_you_mean(key, _known_below(parents))}"
+    return f"{where}: {first['msg']} (given: {repr(first.get('input'))[:80]})"
+
+
+def _known_below(parents: list[str]) -> Iterable[str]:
+    """Keys that may stand in the table that `parents` lead to."""
+    model = _TABLES.get(parents[0]) or _CHECKS.get(parents[-1])
+    return model.model_fields if model else ()

@@ -156,14 +156,18 @@ BROKEN = [
     ('schema_version = "9.9"\n', r"schema_version '9\.9'"),
     (HARBOR + "[trialyard]\nrubrik = 1\n", r"rubrik.*did you mean 'rubric'"),
     (HARBOR + "[trialyard.rubric]\ncombine = 'mean'\n", r"rubric\.combine.*'mean'"),
-    (HARBOR + "[trialyard.agent]\nturns = 3\n", r"agent\.turns"),
+    (HARBOR + "[trialyard.agent]\nmax_turn = 3\n", r"agent\.max_turn: .*'max_turns'"),
+    (
+        HARBOR + "[[trialyard.checks]]\nkind='script'\nname='a'\nwheight=1\n",
+        r"checks\.0\.script\.wheight: .*'weight'",
+    ),
     (HARBOR + "[environment]\nmemory = 'lots'\n", r"environment\.memory"),
     (HARBOR + "[environment]\ngpus = 1\n", r"environment\.gpus"),
     (HARBOR + "environment = 3\n", r"\[environment\]"),
     (HARBOR + "[[steps]]\nname = 'a'\n", r"\[\[steps\]\]"),
-    (HARBOR + "[task]\nname = 'a b'\n", r"id"),
-    (HARBOR + "[agent]\ntimeout_sec = -1\n", r"agent\.timeout_s"),
-    (HARBOR + "[agent]\ntimeout_sec = nan\n", r"agent\.timeout_s"),
+    (HARBOR + "[task]\nname = 'a b'\n", r"\[task\] name"),
+    (HARBOR + "[agent]\ntimeout_sec = -1\n", r"\[agent\] timeout_sec"),
+    (HARBOR + "[agent]\ntimeout_sec = nan\n", r"\[agent\] timeout_sec"),
 ]
 
 

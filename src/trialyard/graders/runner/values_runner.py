@@ -151,15 +151,37 @@ def read_all(fd):
     return b"".join(chunks)
 
 
+def module_name(path, root):
+    """Dotted name of a file below the root when it lies in packages, else its bare name."""
+    name = path.rpartition("/")[2].removesuffix(".py")
+    folder = path.rpartition("/")[0]
+    while len(folder) > len(root) and is_file(folder + "/__init__.py"):
+        name = folder.rpartition("/")[2] + "." + name
+        folder = folder.rpartition("/")[0]
+    return name, folder or "/"
+
+
+def is_file(path):
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True
+
+
 def load(path):
     """The candidate's module, executed from its source (never from cached bytecode)."""
-    name = path.rpartition("/")[2].removesuffix(".py")
-    sys.path.append(path.rpartition("/")[0] or "/")
+    root = posix.getcwd()
+    name, folder = module_name(path, root)
+    sys.path.append(folder)
+    if folder != root:
+        sys.path.append(root)
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     source = read_all(fd)
     posix.close(fd)
     module = type(sys)(name)
     module.__file__ = path
+    module.__package__ = name.rpartition(".")[0]
     sys.modules[name] = module
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     return module
