@@ -171,3 +171,15 @@ async def test_a_file_in_a_package_is_imported_as_part_of_it(pool: SandboxPool) 
         "top.py": "y = 8\n",
     }
     assert (await grade(pool, task, answer)).reward == 1.0
+
+
+async def test_results_that_exceed_the_output_limit_together_are_asked_for_again(
+    pool: SandboxPool,
+) -> None:
+    task = values_task(
+        [Case((i,), expected=str(i) * 30_000) for i in range(5)],
+        limits=Limits(output_bytes=64_000),
+    )
+    verdict = await grade(pool, task, "def f(x): return str(x) * 30_000\n")
+    assert statuses(verdict) == ["passed"] * 5
+    assert verdict.tampering == ()

@@ -131,8 +131,9 @@ class _Job:
             else:
                 run.findings.append(_forged("a second result for one case"))
         missing = [index for index in self.pending if index not in run.outcomes]
-        if not missing:
-            return []
+        truncated = result.stdout_bytes > len(result.stdout)
+        if not missing or (truncated and len(missing) < len(self.pending)):
+            return missing  # what did not fit into the output limit is asked for again
         status, message = _ending(result, problem)
         if loaded and not problem:
             run.outcomes[missing[0]] = _outcome(self.cases, missing[0], status, message=message)
