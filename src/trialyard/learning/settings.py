@@ -16,7 +16,7 @@ class SftSettings:
 
     steps: int = 250
     matrix_learning_rate: float = 0.02
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-2
     final_share: float = 0.1
     warmup_steps: int = 5
     gradient_norm: float = 1.0

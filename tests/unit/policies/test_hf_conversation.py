@@ -1,6 +1,7 @@
 """Conversations become tokens without ever tokenising what was sampled again."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -119,8 +120,7 @@ def test_a_tokenizer_without_template_is_a_configuration_error(tmp_path: Path) -
 
     tokenizer = Tokenizer.from_file(str(tiny_directory(tmp_path / "tiny") / "tokenizer.json"))
     (tmp_path / "bare").mkdir()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(
-        tmp_path / "bare"
-    )
+    bare: Any = PreTrainedTokenizerFast
+    bare(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path / "bare")
     with pytest.raises(ConfigError, match="chat template"):
         TemplateConversation(tmp_path / "bare")

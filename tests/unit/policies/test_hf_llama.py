@@ -35,7 +35,7 @@ PLAIN = {
 )
 def test_logits_equal_those_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(3)
-    theirs = LlamaForCausalLM(LlamaConfig(**{**PLAIN, **changes}, initializer_range=0.3)).eval()
+    theirs = LlamaForCausalLM(LlamaConfig(**{**PLAIN, **changes}, initializer_range=0.3))
     theirs.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert isinstance(ours, Llama)
@@ -78,7 +78,7 @@ def test_other_model_types_run_on_transformers(tmp_path: Path) -> None:
     theirs = GPT2LMHeadModel(
         GPT2Config(vocab_size=30, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     )
-    theirs.eval().save_pretrained(tmp_path)
+    theirs.train(False).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt2"
     ours = load_model(tmp_path).eval()
     ids_BT = torch.randint(0, 30, (2, 8))

@@ -19,9 +19,12 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_directory_depends_on_the_arguments_only(tmp_path: Path) -> None:
-    first = content(tiny_directory(tmp_path / "a", seed=5))
-    again = content(tiny_directory(tmp_path / "b", seed=5))
-    other = content(tiny_directory(tmp_path / "c", seed=6))
+    def made(name: str, seed: int) -> dict[str, bytes]:
+        return content(create_tiny_model(tmp_path / name, WORDS, PIECE, seed, d_model=8, layers=1))
+
+    first = made("a", 5)
+    again = made("b", 5)
+    other = made("c", 6)
     assert sorted(first) == [
         "config.json",
         "model.safetensors",
@@ -34,7 +37,7 @@ def test_the_directory_depends_on_the_arguments_only(tmp_path: Path) -> None:
 
 def test_transformers_loads_model_and_tokenizer(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(directory)
     assert isinstance(theirs, LlamaForCausalLM)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     messages = [{"role": "user", "content": "sum of list"}]
