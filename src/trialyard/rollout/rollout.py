@@ -24,6 +24,8 @@ from trialyard.rollout.tools import Tool
 ToolFactory = Callable[[Task], Tool]
 MAX_UNEXPLAINED_LOSSES = 1
 BACKOFF_S = 0.25
+ACQUIRE_TIMEOUT_S = 900.0
+"""Waiting for room is no fault: the pool is the bound on what runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,11 @@ class Roller:
     async def _attempt(self, request: RolloutRequest, episode: Episode) -> _Attempt:
         spec = request.task.spec
         async with self._pool.acquire(
-            image=spec.image, limits=spec.limits, owner=request.id, workdir=spec.workdir
+            image=spec.image,
+            limits=spec.limits,
+            owner=request.id,
+            workdir=spec.workdir,
+            timeout_s=ACQUIRE_TIMEOUT_S,
         ) as sandbox:
             if request.task.environment:
                 await sandbox.upload(request.task.environment, directory=spec.workdir)
