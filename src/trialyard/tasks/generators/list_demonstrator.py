@@ -10,6 +10,7 @@ import random
 from trialyard.core.feedback import compact_feedback
 from trialyard.core.ids import derive_random
 from trialyard.core.outcome import CaseOutcome, CaseStatus
+from trialyard.core.plain import same
 from trialyard.core.record import Record
 from trialyard.core.trajectory import Demonstration
 from trialyard.tasks.generators.list_functions import (
@@ -92,6 +93,6 @@ def run_cases(problem: Problem, answer: str) -> list[CaseOutcome]:
     outcomes = []
     for case, values in enumerate(problem.visible):
         expected, got = right(list(values)), wrong(list(values))
-        status: CaseStatus = "passed" if repr(got) == repr(expected) else "failed"
+        status: CaseStatus = "passed" if same(got, expected) else "failed"
         outcomes.append(CaseOutcome(case, status, (list(values),), expected, got))
     return outcomes

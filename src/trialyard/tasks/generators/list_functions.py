@@ -10,11 +10,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
+from pydantic import Field, model_validator
+
 from trialyard.core.cases import Case, dump_cases
+from trialyard.core.errors import ConfigError
 from trialyard.core.ids import derive_random, derive_seed
+from trialyard.core.plain import same
 from trialyard.core.record import Record
 from trialyard.core.task import AgentSpec, Rubric, Split, Task, TaskSpec, ValuesCheck
 from trialyard.tasks.generators.list_grammar import (
@@ -31,7 +35,8 @@ from trialyard.tasks.generators.list_grammar import (
 ANSWER_PREFIX = "def f(v):\n    return "
 NUM_VISIBLE = 4
 NUM_HIDDEN = 8
-_HELD_OUT_SHARE = 4
+_VALUES = range(-5, 10)
+_MAX_MISSES = 20_000
 _SAFE_BUILTINS = {
     function.__name__: function
     for function in (abs, len, list, max, min, set, sorted, str, sum, tuple)
@@ -43,12 +48,18 @@ Inputs = tuple[tuple[int, ...], ...]
 class Difficulty(Record):
     """Knobs: how many slots besides the end, and how often something is left unsaid."""
 
-    min_slots: int = 1
-    max_slots: int = 3
-    open_share: float = 0.5
-    """Tasks in which only the examples tell the form or a constant."""
-    ambiguous_share: float = 0.1
+    min_slots: int = Field(default=1, ge=1, le=3)
+    max_slots: int = Field(default=2, ge=1, le=3)
+    open_share: float = Field(default=0.5, ge=0, le=1)
+    """Tasks whose result has a form that only the examples tell."""
+    ambiguous_share: float = Field(default=0.1, ge=0, le=1)
     """Chance of an ambiguous word in each slot that has one."""
+
+    @model_validator(mode="after")
+    def _slots_in_order(self) -> "Difficulty":
+        if self.min_slots > self.max_slots:
+            raise ValueError("min_slots must not exceed max_slots")
+        return self
 
 
 DEFAULT = Difficulty()
@@ -74,16 +85,24 @@ def generate(seed: int, split: Split, count: int, difficulty: Difficulty = DEFAU
 def problems(
     seed: int, stream: str, count: int, difficulty: Difficulty = DEFAULT
 ) -> Iterator[Problem]:
-    """Distinct problems; streams other than ``valid`` and ``test`` are training material."""
-    admits = is_held_out if stream in ("valid", "test") else is_training
-    seen: set[str] = set()
+    """Distinct problems; streams other than ``valid`` and ``test`` are training material.
+
+    Raises `ConfigError` when the family holds no more distinct problems.
+    """
     rng = derive_random(seed, "list-functions", stream)
+    seen: set[str] = set()
+    misses = 0
     while len(seen) < count:
         program = _draw_program(rng, difficulty)
         key = f"{instruction(program)} {body(program)}"
-        if key in seen or not admits(program):
-            continue
-        problem = _draw_problem(program, rng)
+        fresh = key not in seen and _admits(stream, program)
+        problem = _draw_problem(program, rng) if fresh else None
+        misses = misses + 1 if problem is None else 0
+        if misses > _MAX_MISSES:
+            raise ConfigError(
+                f"list-functions: no more than {len(seen)} distinct {stream} tasks found; "
+                f"ask for fewer than {count} or raise max_slots"
+            )
         if problem is not None:
             seen.add(key)
             yield problem
@@ -91,17 +110,30 @@ def problems(
 
 def is_held_out(program: Program) -> bool:
     """Whether the program is for evaluation: its combination and a constant are reserved."""
-    return _has_reserved_combination(program) and _has_reserved_constant(program)
+    return _reserved_for(program) != "train" and _has_reserved_constant(program)
 
 
 def is_training(program: Program) -> bool:
     """Whether the program may be trained on: nothing about it is reserved."""
-    return not _has_reserved_combination(program) and not _has_reserved_constant(program)
+    return _reserved_for(program) == "train" and not _has_reserved_constant(program)
 
 
-def _has_reserved_combination(program: Program) -> bool:
-    combination = [f"{slot}:{program[slot].choice.family}" for slot in SLOTS if slot in program]
-    return derive_seed(0, "combination", *combination) % _HELD_OUT_SHARE == 0
+def _admits(stream: str, program: Program) -> bool:
+    if stream in ("valid", "test"):
+        return _reserved_for(program) == stream and _has_reserved_constant(program)
+    return is_training(program)
+
+
+def _reserved_for(program: Program) -> Split:
+    """The split that owns the program's combination of families."""
+    families = [f"{slot}:{program[slot].choice.family}" for slot in SLOTS if slot in program]
+    return _owner(tuple(families))
+
+
+@cache
+def _owner(combination: tuple[str, ...]) -> Split:
+    owners: dict[int, Split] = {0: "test", 1: "test", 2: "valid"}
+    return owners.get(derive_seed(0, "combination", *combination) % 10, "train")
 
 
 def _has_reserved_constant(program: Program) -> bool:
@@ -140,16 +172,29 @@ def _draw_program(rng: random.Random, difficulty: Difficulty) -> dict[Slot, Part
 
 def _draw_problem(program: Program, rng: random.Random, tries: int = 4) -> Problem | None:
     """Inputs on which every misreading shows, both visibly and hidden; None if not found."""
-    rivals = [function_of(wrong) for wrong in misreadings(program)]
     right = function_of(body(program))
+    rivals = [function_of(wrong) for wrong in misreadings(program)]
     for _ in range(tries):
         visible = _draw_inputs(program, rng, NUM_VISIBLE)
         hidden = _draw_inputs(program, rng, NUM_HIDDEN)
-        if set(visible) & set(hidden) or _is_dull(right, hidden):
+        if set(visible) & set(hidden):
             continue
-        if all(_differs(right, rival, visible, hidden) for rival in rivals):
+        shown, kept = _results(right, visible), _results(right, hidden)
+        if len(set(map(repr, kept))) < NUM_HIDDEN // 2:
+            continue  # a constant function would nearly pass
+        if all(_fails(rival, visible, shown) and _fails(rival, hidden, kept) for rival in rivals):
             return Problem(program, visible, hidden)
     return None
+
+
+def _results(run: Callable[[list[int]], Any], inputs: Inputs) -> list[Any]:
+    return [run(list(values)) for values in inputs]
+
+
+def _fails(run: Callable[[list[int]], Any], inputs: Inputs, results: list[Any]) -> bool:
+    return any(
+        not same(run(list(values)), result) for values, result in zip(inputs, results, strict=True)
+    )
 
 
 def _draw_inputs(program: Program, rng: random.Random, count: int) -> Inputs:
@@ -157,24 +202,10 @@ def _draw_inputs(program: Program, rng: random.Random, count: int) -> Inputs:
     constants = [part.k for part in program.values() if 0 < part.k < 10] or [0]
     inputs = []
     for _ in range(count):
-        values = [rng.randint(-5, 9) for _ in range(rng.randint(5, 7))]
+        values = rng.choices(_VALUES, k=rng.randint(5, 7))
         values[rng.randrange(len(values))] = rng.choice(constants)
         inputs.append(tuple(values))
     return tuple(inputs)
-
-
-def _is_dull(right: Callable[[list[int]], Any], hidden: Inputs) -> bool:
-    results = [repr(right(list(values))) for values in hidden]
-    return len(set(results)) < NUM_HIDDEN // 2
-
-
-def _differs(
-    right: Callable[[list[int]], Any], wrong: Callable[[list[int]], Any], *sets: Inputs
-) -> bool:
-    return all(
-        any(repr(right(list(values))) != repr(wrong(list(values))) for values in inputs)
-        for inputs in sets
-    )
 
 
 def misreadings(program: Program) -> list[str]:
