@@ -34,7 +34,7 @@ def default_layers() -> dict[str, Path]:
 
 def find_bubblewrap() -> Path:
     """Path of bwrap. Raises `SandboxUnavailable`."""
-    found = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    found = shutil.which("bwrap")
     if found is None:
         raise SandboxUnavailable(
             "bubblewrap (bwrap) is missing; install it (Debian and Ubuntu: apt-get install "
@@ -50,6 +50,13 @@ def check_privilege() -> None:
             "boxes need a supervisor that runs as root, to give each a host uid of its own and "
             "a quota on its files; run trialyard as root (it never runs a task's code as root)"
         )
+
+
+def check_host() -> None:
+    """What must be there before any box can start. Raises `SandboxUnavailable`."""
+    native_program()
+    find_bubblewrap()
+    check_privilege()
 
 
 def _links_for(layers: Mapping[str, Path]) -> dict[str, str]:

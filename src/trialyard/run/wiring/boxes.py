@@ -1,32 +1,69 @@
 """Pool, grader and tools: what runs without a trainer and without a store."""
 
+import contextlib
+import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as metadata_version
 from pathlib import Path
 
 from trialyard.core.clock import SystemClock
+from trialyard.core.errors import NotFoundError
 from trialyard.core.sandbox import SandboxPool
 from trialyard.core.task import Task
 from trialyard.graders.cache import CachedGrader
 from trialyard.graders.fresh_box import FreshBoxGrader
-from trialyard.graders.layers import GRADER, PYTHON, RUNNER_SOURCE
+from trialyard.graders.layers import (
+    GRADER,
+    PYTEST,
+    PYTHON,
+    RUNNER_SOURCE,
+    build_pytest_layer,
+    compile_runners,
+)
 from trialyard.graders.values_check import run_visible_check
 from trialyard.images.host import HOST, host_image
 from trialyard.rollout.answer import AnswerTool
 from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
+from trialyard.sandboxes.host import check_host
 from trialyard.sandboxes.pool import NamespacePool
+
+CACHE_DIRECTORY = Path("/var/cache/trialyard")
 
 
 def layers() -> dict[str, Path]:
     """Read-only directories that every box has: an interpreter and the grader's runner."""
-    return {str(Path(PYTHON).parents[1]): Path(sys.base_prefix), GRADER: RUNNER_SOURCE}
+    compile_runners()
+    mounts = {str(Path(PYTHON).parents[1]): Path(sys.base_prefix), GRADER: RUNNER_SOURCE}
+    with contextlib.suppress(
+        NotFoundError, PackageNotFoundError
+    ):  # without pytest, tests checks say what is missing
+        mounts[PYTEST] = _pytest_layer()
+    return mounts
+
+
+def _pytest_layer() -> Path:
+    """A copy of pytest for boxes, made once for each version and shared by processes."""
+    versions = "-".join([*map(str, sys.version_info[:2]), metadata_version("pytest")])
+    layer = CACHE_DIRECTORY / f"pytest-{versions}"
+    if not layer.is_dir():
+        CACHE_DIRECTORY.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=CACHE_DIRECTORY))
+        build_pytest_layer(partial)
+        with contextlib.suppress(OSError):  # another process was faster
+            partial.rename(layer)
+        shutil.rmtree(partial, ignore_errors=True)
+    return layer
 
 
 @asynccontextmanager
 async def open_pool(*, max_boxes: int, warm: int) -> AsyncIterator[SandboxPool]:
     """A pool of boxes on this machine; nothing of it is left afterwards."""
+    check_host()
     pool = NamespacePool(
         {HOST: host_image()}, layers=layers(), max_boxes=max_boxes, warm_per_kind=warm
     )
