@@ -28,7 +28,7 @@ def _chips(trajectory: Trajectory) -> str:
     reward = "ungraded" if trajectory.reward is None else f"reward {trajectory.reward:.2f}"
     tone = "good" if verdict.passed else "warn" if trajectory.reward else "bad"
     chips = [
-        ("solved" if verdict.passed else f"not solved, fault {verdict.fault}", tone),
+        ("solved" if verdict.passed else "not solved", tone),
         (reward, tone),
         (f"{len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}", ""),
         (f"{trajectory.num_output_tokens:,} tokens", ""),
@@ -37,6 +37,8 @@ def _chips(trajectory: Trajectory) -> str:
         (duration(trajectory.wall_s), ""),
         (trajectory.group, ""),
     ]
+    if verdict.fault != "none":
+        chips.append((f"fault {verdict.fault}", "warn"))
     if trajectory.attempt:
         chips.append((f"attempt {trajectory.attempt + 1}", "warn"))
     if verdict.tampering:

@@ -36,7 +36,7 @@ min-width:0}
 .grid{display:grid;gap:16px}.gains{grid-template-columns:1fr 1fr;margin-bottom:16px}
 .gains .tile b{font-size:36px;margin:2px 0 4px}.gains .tile .was{font-size:22px}
 .tiles{grid-template-columns:repeat(auto-fit,minmax(170px,1fr))}
-.charts{grid-template-columns:repeat(auto-fit,minmax(300px,1fr))}
+.charts{grid-template-columns:repeat(auto-fill,minmax(300px,1fr))}
 .pair{grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr))}
 .tile b{display:block;font-size:26px;line-height:1.2;font-weight:650;letter-spacing:-.02em;
 font-variant-numeric:tabular-nums}

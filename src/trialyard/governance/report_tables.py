@@ -52,7 +52,7 @@ def _gain_tile(name: str, held_out: Sequence[Rates], mode: str) -> str:
     if len(values) == 1:
         return _tile(name, percent(last), inline(title))
     before, base = values[-2]
-    tone = "gain" if last >= base else "loss"
+    tone = "gain" if last > base else "loss" if last < base else "muted"
     change = (
         f'<span class="{tone}">{points(last - base)}</span> from {inline(before)} '
         f"to {inline(title)}"

@@ -42,6 +42,7 @@ class Database:
         self._writer_lock: int | None = None
         self._closed = False
         self._synchronous = ""
+        self._connection: Connection | None = None
         if "://" in self.name:
             if not self.name.startswith("postgresql"):
                 raise ConfigError(
@@ -67,7 +68,7 @@ class Database:
             if self._closed:
                 raise StoreError(f"ledger {self.name} is closed; open it again")
             try:
-                with self._engine.connect() as connection:
+                with self._connected() as connection:
                     if connection.dialect.name == "sqlite":
                         self._set_synchronous(connection, "FULL" if durable else "NORMAL")
                     with connection.begin():
@@ -77,6 +78,14 @@ class Database:
                     f"ledger {self.name}: {error.args[0] if error.args else error}; nothing of "
                     "this call was kept. Check that the disk has room and the file is whole"
                 ) from error
+
+    def _connected(self) -> contextlib.AbstractContextManager[Connection]:
+        """A connection from the pool; SQLite has one that stays open."""
+        if self._engine.dialect.name != "sqlite":
+            return self._engine.connect()
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return contextlib.nullcontext(self._connection)
 
     def _set_synchronous(self, connection: Connection, level: str) -> None:
         if level != self._synchronous:
@@ -88,6 +97,8 @@ class Database:
         with self._guard:
             if not self._closed:
                 self._closed = True
+                if self._connection is not None:
+                    self._connection.close()
                 self._engine.dispose()
                 self._release_lock()
 
