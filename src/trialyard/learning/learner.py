@@ -101,7 +101,7 @@ class TorchLearner:
         try:
             parts: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
             weights, sft, rl = parts["weights"], parts["sft"], parts["rl"]
-        except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        except (RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
             raise LearnerError(
                 f"the saved learner state cannot be read ({error}); restore an older checkpoint"
             ) from error

@@ -53,9 +53,15 @@ class ProcessLearner:
         theirs.close()
         self._connection = Connection(ours.detach())
         self._turn = threading.Lock()
+        self._closed = False
         options = {"sft": sft, "rl": rl, "seed": seed, "num_threads": num_threads}
         with contextlib.suppress(OSError):  # a child that is gone is reported by the first call
             self._connection.send((os.getpid(), directory, options))
+
+    @property
+    def process_id(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
 
     async def sft_step(self, sequences: list[TrainingSequence]) -> StepReport:
         report: StepReport = await self._call("sft_step", sequences)
@@ -78,6 +84,7 @@ class ProcessLearner:
 
     async def close(self) -> None:
         """Kill the child: all that must last was saved before."""
+        self._closed = True
         if self._process.poll() is None:
             self._process.kill()
         await asyncio.to_thread(self._process.wait, CLOSE_TIMEOUT_S)
@@ -92,6 +99,8 @@ class ProcessLearner:
 
     def _exchange(self, method: Method, arguments: tuple[object, ...]) -> Any:
         with self._turn:
+            if self._closed:
+                return LearnerError("the learner is closed; make a new one")
             try:
                 self._connection.send((method, arguments))
                 return self._connection.recv()

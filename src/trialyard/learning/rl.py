@@ -34,7 +34,6 @@ from trialyard.learning.update import (
     linear_schedule,
     mark_peaks,
     restore_state,
-    set_learning_rates,
     state_of,
 )
 
@@ -88,12 +87,11 @@ class RlFit:
             warmup_steps=settings.warmup_steps,
             final_share=settings.final_learning_rate / settings.learning_rate,
         )
-        set_learning_rates(self._optimizers, share)
         watched = Watched()
         for epoch in range(settings.epochs):
             rng = derive_random(self._seed, "minibatches", self._steps_done, epoch)
             for minibatch in minibatches(selection.sequences, settings.minibatch, rng.shuffle):
-                self._update(minibatch, watched)
+                self._update(minibatch, share, watched)
         self._steps_done += 1
         num_tokens = sum(sum(sequence.mask_T[1:]) for sequence in selection.sequences)
         metrics = watched.metrics() | {"learning_rate": settings.learning_rate * share}
@@ -101,7 +99,9 @@ class RlFit:
         loss = sum(watched.losses) / len(watched.losses)
         return StepReport(self._steps_done, loss, num_tokens, 0.0, metrics)
 
-    def _update(self, minibatch: Sequence[TrainingSequence], watched: Watched) -> None:
+    def _update(
+        self, minibatch: Sequence[TrainingSequence], rate_share: float, watched: Watched
+    ) -> None:
         batches = pack_by_length(minibatch, max_tokens=self._settings.micro_tokens)
         num_tokens = sum(batch.num_tokens for batch in batches)
         total = 0.0
@@ -114,6 +114,7 @@ class RlFit:
             self._optimizers,
             loss=total,
             gradient_norm=self._settings.gradient_norm,
+            rate_share=rate_share,
         )
         watched.gradient_norms.append(norm)
         watched.losses.append(total)

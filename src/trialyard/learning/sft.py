@@ -20,7 +20,6 @@ from trialyard.learning.update import (
     linear_schedule,
     mark_peaks,
     restore_state,
-    set_learning_rates,
     state_of,
 )
 
@@ -50,7 +49,6 @@ class SftFit:
             warmup_steps=settings.warmup_steps,
             final_share=settings.final_share,
         )
-        set_learning_rates(self._optimizers, share)
         batches = pack_by_length(selection.sequences, max_tokens=settings.micro_tokens)
         num_tokens = sum(batch.num_tokens for batch in batches)
         total = 0.0
@@ -61,7 +59,11 @@ class SftFit:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         norm = apply_gradients(
-            self._model, self._optimizers, loss=total, gradient_norm=settings.gradient_norm
+            self._model,
+            self._optimizers,
+            loss=total,
+            gradient_norm=settings.gradient_norm,
+            rate_share=share,
         )
         self._steps_done += 1
         metrics = {"gradient_norm": norm, "learning_rate_share": share}

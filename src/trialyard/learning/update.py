@@ -22,13 +22,6 @@ def linear_schedule(step: int, *, steps: int, warmup_steps: int, final_share: fl
     return 1.0 - (1.0 - final_share) * min(1.0, progress)
 
 
-def set_learning_rates(optimizers: Iterable[Optimizer], share: float) -> None:
-    """Set every group's rate to `share` of its peak."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * share
-
-
 def mark_peaks(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     """Remember the rates that the optimisers were made with as their peaks."""
     for optimizer in optimizers:
@@ -38,9 +31,17 @@ def mark_peaks(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def apply_gradients(
-    model: nn.Module, optimizers: Sequence[Optimizer], *, loss: float, gradient_norm: float
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    loss: float,
+    gradient_norm: float,
+    rate_share: float = 1.0,
 ) -> float:
-    """Clip and apply the accumulated gradients; return their norm before the clip."""
+    """Clip and apply the accumulated gradients; return their norm before the clip.
+
+    `rate_share` is the share of their peak learning rates at which the optimisers step.
+    """
     try:
         if not math.isfinite(loss):
             raise LearnerError(f"the loss is {loss}; the step was refused, no weight was changed")
@@ -50,6 +51,8 @@ def apply_gradients(
                 f"the gradient norm is {norm}; the step was refused, no weight was changed"
             )
         for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * rate_share
             optimizer.step()
     finally:
         model.zero_grad(set_to_none=True)
