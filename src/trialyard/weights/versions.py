@@ -87,7 +87,8 @@ class WeightVersions:
         if known.digest != again.digest:
             raise StoreError(
                 f"weight version {again.version} is already published with other bytes "
-                f"({known.digest[:12]}, not {again.digest[:12]}); publish a new version"
+                f"({known.digest[:12]}, not {again.digest[:12]}); publish a new version, or call "
+                "`rollback` with the checkpoint's version when a run goes on from it"
             )
         return known
 
