@@ -20,10 +20,10 @@ def register(commands: Commands) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    from trialyard.governance.report import write_report
+    from trialyard.run.wiring.report import report_run
 
     RunDirectory.open(arguments.run)
-    path = write_report(arguments.run)
+    path = report_run(arguments.run)
     if arguments.json:
         print_json({"report": str(path)})
     else:

@@ -54,12 +54,12 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _run(root: Path, as_json: bool) -> int:
-    from trialyard.governance.report import write_report
+    from trialyard.run.wiring.report import report_run
 
     directory, _ = RunDirectory.open(root)
     with directory.locked(), progress(as_json) as sink:
         summary = asyncio.run(_until_done_or_interrupted(root, sink))
-    report = write_report(root)
+    report = report_run(root)
     if as_json:
         print_json({"kind": "report", "path": str(report)})
     else:

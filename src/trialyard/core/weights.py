@@ -26,6 +26,9 @@ class WeightStore(Protocol):
     def latest(self) -> WeightVersion | None:
         """Newest published version."""
 
+    def rollback(self, version: int) -> int:
+        """Forget every version after `version`; return how many went."""
+
     def prune(self, *, keep: int) -> int:
         """Drop all but the newest `keep` versions and pinned ones; return how many went."""
 

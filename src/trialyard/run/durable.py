@@ -77,6 +77,7 @@ class Durable:
         await self.yard.learner.restore(await self.call(self.yard.blobs.get, row.state_digest))
         self._last_state = row.state_digest
         weights = await self.yard.learner.weights()
+        await self.call(self.yard.weights.rollback, row.weight_version)
         await self.call(
             self.yard.weights.publish, weights, version=row.weight_version, step=row.step
         )
