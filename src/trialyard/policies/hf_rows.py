@@ -111,6 +111,26 @@ class FusedLlama:
         return functional.linear(self.norm(x), self.head)
 
 
+def similar_lengths(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Numbers of the prompts in parts that waste little padding, shortest first."""
+    parts: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
+        if len(prompts[index]) > longest:
+            parts.append([])
+            longest = len(prompts[index]) * 5 // 4 + 8
+        parts[-1].append(index)
+    return parts
+
+
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids [M, T] padded on the right with 0, and lengths [M]."""
+    longest = max(len(prompt) for prompt in prompts)
+    rows = [[*prompt, *([0] * (longest - len(prompt)))] for prompt in prompts]
+    lengths = [len(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
+
+
 class LlamaRows:
     """Ragged key-value cache over a `FusedLlama`.
 
@@ -130,18 +150,27 @@ class LlamaRows:
         self._lengths_N = torch.zeros(0, dtype=torch.long, device=device)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        old, device = len(self._lengths_N), self._lengths_N.device
+        lengths_M = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._lengths_N = torch.cat((self._lengths_N, lengths_M))
+        self._reserve(len(self._lengths_N), int(lengths_M.max()) + 1)
+        logits_MV = torch.empty(len(prompts), len(self._model.head), device=device)
+        for part in similar_lengths(prompts):
+            rows = torch.tensor(part, device=device)
+            logits_MV[rows] = self._read([prompts[index] for index in part], old + rows)
+        return logits_MV
+
+    def _read(self, prompts: Sequence[Sequence[int]], rows_M: Tensor) -> Tensor:
+        """Fill these rows and return their logits. Equal prompts (a group's) are run once."""
         unique = list(dict.fromkeys(map(tuple, prompts)))
-        place = {prompt: row for row, prompt in enumerate(unique)}
-        rows_M = torch.tensor([place[tuple(prompt)] for prompt in prompts])
-        lengths = torch.tensor([len(prompt) for prompt in unique])
-        ids_MT = torch.zeros(len(unique), int(lengths.max()), dtype=torch.long)
-        for row, prompt in enumerate(unique):
-            ids_MT[row, : len(prompt)] = torch.tensor(prompt)
-        device = self._lengths_N.device
-        logits, keys, values = self._prefill(ids_MT.to(device), lengths.to(device))
-        rows_M = rows_M.to(device)
-        self._append(keys[:, rows_M], values[:, rows_M], lengths.to(device)[rows_M])
-        return logits[rows_M]
+        place = {prompt: index for index, prompt in enumerate(unique)}
+        source_M = torch.tensor([place[tuple(p)] for p in prompts], device=rows_M.device)
+        ids_MT, lengths_M = padded(unique, rows_M.device)
+        logits, keys, values = self._prefill(ids_MT, lengths_M)
+        length = ids_MT.shape[1]
+        self._keys[:, rows_M, ..., :length] = keys[:, source_M]
+        self._values[:, rows_M, :, :length] = values[:, source_M]
+        return logits[source_M]
 
     def _prefill(self, ids_MT: Tensor, lengths_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         model, shape = self._model, self._model.shape
@@ -160,14 +189,6 @@ class LlamaRows:
             x = x + model.feed_forward(layer, x)
         last = x[torch.arange(len(x), device=x.device), lengths_M - 1]
         return model.logits(last), torch.stack(keys), torch.stack(values)
-
-    def _append(self, keys: Tensor, values: Tensor, lengths_M: Tensor) -> None:
-        old, length = len(self._lengths_N), keys.shape[-1]
-        self._lengths_N = torch.cat((self._lengths_N, lengths_M))
-        self._reserve(len(self._lengths_N), length + 1)
-        new = slice(old, len(self._lengths_N))
-        self._keys[:, new, ..., :length] = keys
-        self._values[:, new, :, :length] = values
 
     def _reserve(self, rows: int, positions: int) -> None:
         """Grow the cache to hold at least this many rows and positions."""
@@ -192,21 +213,31 @@ class LlamaRows:
         capacity = self._keys.shape[-1]
         x = functional.embedding(tokens_N, model.embedding)
         rotation = model.rotation[positions][:, None]
-        rows = torch.arange(count, device=x.device)
         beyond = torch.arange(capacity, device=x.device) > positions[:, None]
         mask = torch.zeros(beyond.shape, device=x.device).masked_fill_(beyond, float("-inf"))
         mask_N11C = mask[:, None, None]
+        key_cells, value_rows = self._cells(positions)
         for index, layer in enumerate(model.layers):
             q, k, v = model.heads(layer, x, rotation)
-            keys, values = self._keys[index, :count], self._values[index, :count]
-            keys[rows, :, :, positions] = k
-            values[rows, :, positions] = v
+            keys, values = self._keys[index], self._values[index]
+            keys.view(-1).put_(key_cells, k)
+            values.view(-1, shape.head_dim).index_copy_(0, value_rows, v.flatten(0, 1))
             q_NKRE = q.reshape(count, shape.kv_heads, -1, shape.head_dim)
-            weights = torch.matmul(q_NKRE, keys).add_(mask_N11C).softmax(dim=-1)
-            y = torch.matmul(weights, values).reshape(count, -1)
+            weights = torch.matmul(q_NKRE, keys[:count]).add_(mask_N11C).softmax(dim=-1)
+            y = torch.matmul(weights, values[:count]).reshape(count, -1)
             x = x + functional.linear(y, layer.out)
             x = x + model.feed_forward(layer, x)
         return model.logits(x)
+
+    def _cells(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Where one token of every row is written: cells [N, K, E] of a layer's keys seen
+        flat, and rows [N * K] of its values seen as rows of E (indexing four axes is slow)."""
+        _, _, kv_heads, width, capacity = self._keys.shape
+        device = positions_N.device
+        heads_NK = torch.arange(len(positions_N) * kv_heads, device=device).view(-1, kv_heads)
+        value_rows = heads_NK * capacity + positions_N[:, None]
+        lanes_NKE = heads_NK[..., None] * width + torch.arange(width, device=device)
+        return lanes_NKE * capacity + positions_N[:, None, None], value_rows.flatten()
 
     def drop(self, rows: Sequence[int]) -> None:
         order = survivors(len(self._lengths_N), rows)
@@ -253,9 +284,6 @@ class ForwardRows:
         self._rows = [self._rows[row] for row in survivors(len(self._rows), rows)]
 
     def _logits(self, rows: list[list[int]]) -> Tensor:
-        lengths_B = torch.tensor([len(row) for row in rows])
-        ids_BT = torch.zeros(len(rows), int(lengths_B.max()), dtype=torch.long)
-        for index, row in enumerate(rows):
-            ids_BT[index, : len(row)] = torch.tensor(row)
+        ids_BT, lengths_B = padded(rows, torch.device("cpu"))
         chosen_BT = torch.arange(ids_BT.shape[1]) == lengths_B[:, None] - 1
         return self._model(ids_BT, lengths_B, chosen_BT)
