@@ -12,7 +12,7 @@
  * process that has a pending SIGKILL cannot fork). Otherwise lineage decides: whatever
  * descends from another living leader is spared, and orphans are told apart by a marker
  * that every command inherits and nobody in the box can raise: the hard limit of
- * RLIMIT_LOCKS, which the kernel keeps but does not use. A later command has a lower
+ * RLIMIT_LOCKS, which the kernel keeps but does not use. Ids count up per box. A later command has a lower
  * marker, so a process can only pass itself off as a later command and be killed for it.
  */
 #define _GNU_SOURCE
@@ -37,8 +37,6 @@
 #include "protocol.h"
 
 enum { MAX_COMMANDS = 256, MAX_STRINGS = 1 << 16, KILL_DEADLINE_MS = 1500 };
-static const rlim_t MARKER_TOP = 1ULL << 40;
-
 struct command {
     uint32_t id;
     pid_t leader; /* 0: slot is free */
@@ -48,7 +46,6 @@ struct command {
 
 static struct command commands[MAX_COMMANDS];
 static int num_running;
-static rlim_t next_marker;
 static int null_fd;
 static char request_buffer[sizeof(struct request) + MAX_REQUEST];
 
@@ -159,7 +156,7 @@ static int others_alive(void) {
 
 static void start_command(const struct request *request, const struct start *start) {
     struct command *slot = NULL;
-    int error = EAGAIN, alone = !others_alive();
+    int error = EAGAIN, alone = !others_alive() && !(request->flags & FLAG_SHARED);
     for (int i = 0; i < MAX_COMMANDS && !slot; i++)
         if (!commands[i].leader) slot = &commands[i];
     if (!alone)
@@ -205,7 +202,7 @@ static void run(const struct request *request, char *body, int *fds, int num_fds
         return;
     }
     start.cwd = cwd[0];
-    start.marker = --next_marker;
+    start.marker = LOCKS_MARKER - request->id;
     start.fds[0] = has_stdin ? fds[0] : null_fd;
     start.fds[1] = fds[has_stdin];
     start.fds[2] = fds[has_stdin + 1];
@@ -242,7 +239,7 @@ static int belongs(pid_t pid, const struct command *command) {
     struct rlimit marker;
     if (prlimit(pid, RLIMIT_LOCKS, NULL, &marker) < 0) return 0;
     for (pid_t ancestor = pid; ancestor > 1; ancestor = parent_of(ancestor)) {
-        if (ancestor == command->leader) return 1;
+        if (command->leader && ancestor == command->leader) return 1;
         if (find_by_leader(ancestor)) return 0;
     }
     return marker.rlim_max <= command->marker;
@@ -285,13 +282,14 @@ static void kill_lineage(const struct command *slot) {
     while (reap(WNOHANG)) continue;
 }
 
-static void kill_command(uint32_t id) {
+/* A command that is not in the table was forked by a zygote; it has a marker all the same. */
+static void kill_command(uint32_t id, uint32_t flags) {
     struct command *slot = find_by_id(id);
-    if (slot && slot->alone && num_running == 1) {
+    struct command forked = {.id = id, .marker = LOCKS_MARKER - id};
+    if (flags & FLAG_ALONE || (slot && slot->alone && num_running == 1))
         kill_everything();
-    } else if (slot) {
-        kill_lineage(slot);
-    }
+    else
+        kill_lineage(slot ? slot : &forked);
     struct reply reply = {.op = REPLY_KILLED, .id = id};
     send_reply(&reply);
 }
@@ -320,7 +318,7 @@ static void serve_one(void) {
         memcpy(fds, CMSG_DATA(header), num_fds * sizeof(int));
     }
     request_buffer[length] = 0;
-    if (request->op == REQUEST_KILL) kill_command(request->id);
+    if (request->op == REQUEST_KILL) kill_command(request->id, request->flags);
     if (request->op == REQUEST_SIGNAL) send_signal(request->id, request->signal);
     if (request->op == REQUEST_RUN && request->flags & FLAG_BODY_IN_MEMFD)
         run_from_memfd(request, fds, num_fds);
@@ -346,9 +344,6 @@ static void set_up(void) {
     if (null_fd < 0 || fcntl(CONTROL_FD, F_SETFD, FD_CLOEXEC) < 0) _exit(1);
     for (int i = 0; i < 3; i++)
         if (dup2(null_fd, i) < 0) _exit(1);
-    struct rlimit locks;
-    if (getrlimit(RLIMIT_LOCKS, &locks) < 0) _exit(1);
-    next_marker = locks.rlim_max < MARKER_TOP ? locks.rlim_max : MARKER_TOP;
 }
 
 int init_main(void) {

@@ -17,8 +17,10 @@
  *   --devices SRC PATH        the same, but device nodes work
  *   --shm PATH                shared memory directory, on the same tmpfs
  *   --devpts PATH             private pseudo-terminals
- *   --seccomp FILE            opened as the next descriptor after CONTROL_FD
+ *   --open PATH               inherited as the next descriptor after CONTROL_FD
+ *   --env NAME=VALUE          instead of an empty environment
  *   --uid N                   the unprivileged uid and gid of the box
+ *   --enter                   make the tree the root and stay root (zygotes only)
  *
  * PATHs are relative to the tree. The tree is built as root because the sources may lie
  * where nobody else may look; nothing in it comes from a box that ran before.
@@ -46,6 +48,8 @@
 static char disk[4096], tree[4104];
 static uid_t box_uid;
 static int next_fd = CONTROL_FD + 1;
+static char *environment[32];
+static int stays_root;
 
 static void fail(const char *format, ...) {
     int error = errno;
@@ -187,6 +191,23 @@ static void open_next(const char *path) {
     next_fd++;
 }
 
+static void add_environment(char *entry) {
+    int at = 0;
+    while (environment[at]) at++;
+    if (at + 1 >= (int)(sizeof environment / sizeof *environment)) {
+        errno = E2BIG;
+        fail("--env %s", entry);
+    }
+    environment[at] = entry;
+}
+
+static void enter_tree(void) {
+    if (mount(tree, tree, NULL, MS_BIND | MS_REC, NULL) < 0) fail("bind %s", tree);
+    if (chdir(tree) < 0 || syscall(SYS_pivot_root, ".", ".") < 0) fail("pivot_root %s", tree);
+    if (umount2(".", MNT_DETACH) < 0 || chdir("/") < 0) fail("leave the old root");
+    stays_root = 1;
+}
+
 static void limit(int resource, rlim_t value) {
     struct rlimit both = {value, value};
     if (setrlimit(resource, &both) < 0) fail("setrlimit");
@@ -213,7 +234,9 @@ static int step(char **argv) {
         return bind(argv[1], argv[2], MS_RDONLY | MS_NOEXEC), 3;
     if (!strcmp(name, "--shm")) return bind_shm(argv[1]), 2;
     if (!strcmp(name, "--devpts")) return mount_devpts(argv[1]), 2;
-    if (!strcmp(name, "--seccomp")) return open_next(argv[1]), 2;
+    if (!strcmp(name, "--open")) return open_next(argv[1]), 2;
+    if (!strcmp(name, "--env")) return add_environment(argv[1]), 2;
+    if (!strcmp(name, "--enter")) return enter_tree(), 1;
     if (!strcmp(name, "--uid")) {
         box_uid = number(argv[1]);
         return 2;
@@ -241,11 +264,11 @@ static void reset_signals(void) {
 }
 
 int launch_main(int argc, char **argv) {
-    char *const no_environment[] = {NULL};
     int at = 0;
     umask(0);
     reset_signals();
     limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_LOCKS, LOCKS_MARKER);
     write_file("/proc/self/oom_score_adj", 0, "500");
     while (at < argc && strcmp(argv[at], "--")) at += step(argv + at);
     if (at + 1 >= argc) {
@@ -255,8 +278,8 @@ int launch_main(int argc, char **argv) {
     if (syscall(SYS_close_range, next_fd, ~0U, 0) < 0) fail("close_range");
     umask(022);
     if (chdir("/") < 0) fail("chdir");
-    become_nobody();
-    execve(argv[at + 1], argv + at + 1, no_environment);
+    if (!stays_root) become_nobody();
+    execve(argv[at + 1], argv + at + 1, environment);
     fail("exec %s", argv[at + 1]);
     return 125;
 }

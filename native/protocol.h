@@ -8,14 +8,20 @@
 
 #include <stdint.h>
 
-enum { PROTOCOL_VERSION = 1, CONTROL_FD = 3, MAX_REQUEST = 160 * 1024 };
+enum { PROTOCOL_VERSION = 2, CONTROL_FD = 3, MAX_REQUEST = 160 * 1024 };
+
+/* Hard limit of RLIMIT_LOCKS of command N is LOCKS_MARKER - N: see init.c. */
+static const uint64_t LOCKS_MARKER = 1ULL << 40;
 
 enum request_op { REQUEST_RUN = 1, REQUEST_KILL = 2, REQUEST_SIGNAL = 3 };
 enum reply_op { REPLY_HELLO = 1, REPLY_EXITED = 2, REPLY_KILLED = 3 };
 
 /* RUN: body = cwd, argv and env as NUL-terminated strings; descriptors by SCM_RIGHTS:
  * [stdin] stdout stderr [memfd holding the body]. */
-enum { FLAG_STDIN = 1, FLAG_BODY_IN_MEMFD = 2 };
+enum { FLAG_STDIN = 1, FLAG_BODY_IN_MEMFD = 2, FLAG_SHARED = 4 };
+
+/* KILL: FLAG_ALONE when nothing but this command has run in the box meanwhile. */
+enum { FLAG_ALONE = 1 };
 
 struct request {
     uint32_t op;
@@ -25,6 +31,14 @@ struct request {
     uint32_t envc;
     uint32_t body_bytes;
     int32_t signal;
+} __attribute__((packed));
+
+/* To a zygote: descriptors are init's pidfd, [stdin], stdout, stderr; the body begins with
+ * the name of the box's cgroup. */
+struct fork_request {
+    struct request run;
+    uint64_t open_files;
+    uint32_t command; /* its number in its box; run.id is the zygote's own */
 } __attribute__((packed));
 
 struct reply {

@@ -1,16 +1,21 @@
 """Real boxes for tests: a pool on this machine, and what to look for on the host."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
+from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
+from trialyard.sandboxes.zygote import start_kind
 
 PYTHON = "/opt/trialyard/python/bin/python3"
+WARM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+"""With a fixed hash seed a run may be a fork of a warm interpreter."""
 
 
 def namespace_pool(
@@ -33,6 +38,21 @@ async def a_box(pool: NamespacePool) -> AsyncIterator[NamespaceSandbox]:
         yield box
 
 
+async def warm_interpreter(pool: NamespacePool, argv: Sequence[str]) -> None:
+    """Wait until commands that start like `argv` are forks of a warm interpreter."""
+    async with a_box(pool) as box:
+        await box.run([*argv, "-c", ""], env=WARM_ENV)
+        assert pool._host is not None
+        assert pool._host.zygotes is not None
+        kind = start_kind([*argv, "-c", ""], {**WARM_ENV, "LANG": "C.UTF-8"})
+        assert kind is not None
+        for _ in range(1000):
+            if pool._host.zygotes.find(kind) is not None:
+                return
+            await asyncio.sleep(0.01)
+    raise AssertionError("the interpreter does not get warm")
+
+
 def status_of(pid: int) -> dict[str, str]:
     """/proc/PID/status as the host sees it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -50,6 +70,12 @@ def processes_of_uid(uid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def groups_of(owner: str) -> list[Path]:
+    """The cgroup directories that an owner has on this host."""
+    roots = [hierarchy.root / PARENT for hierarchy in read_hierarchies()]
+    return [root / owner for root in roots if (root / owner).is_dir()]
 
 
 def child_processes() -> list[int]:

@@ -15,6 +15,11 @@ def test_the_first_ten_are_the_first_ten() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("probe", FIRST_TEN[:9:4], ids=lambda probe: probe.name)
+async def test_the_probe_is_contained_as_a_fork(probe: Path, tmp_path: Path) -> None:
+    await run_probe(probe, tmp_path, warm=True)
+
+
 @pytest.mark.parametrize("probe", FIRST_TEN, ids=lambda probe: probe.name)
 async def test_the_probe_is_contained(probe: Path, tmp_path: Path) -> None:
     await run_probe(probe, tmp_path)

@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.boxes import PYTHON, namespace_pool, processes_of_uid
+from tests.boxes import (
+    PYTHON,
+    WARM_ENV,
+    groups_of,
+    namespace_pool,
+    processes_of_uid,
+    warm_interpreter,
+)
 from trialyard.core.errors import FileAccessError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -31,6 +38,7 @@ from trialyard.sandboxes.pool import NamespacePool
 
 ROOT = Path(__file__).parent
 MIB = 1 << 20
+WARM_START = [PYTHON, "-P", "-s", "-S"]
 PIPE_SLACK_MIB = 48
 """The supervisor may grow by kept output and pools of freed memory, not by a flood."""
 
@@ -58,11 +66,12 @@ class Run:
     planted: Planted
     pool: NamespacePool
     mounts: str
+    warm: bool
+    rss_before_bytes: int
     results: list[ExecResult] = field(default_factory=list)
     uids: set[int] = field(default_factory=set)
     downloads: list[dict[str, bytes]] = field(default_factory=list)
     cleanup_s: float = 0.0
-    rss_before_bytes: int = 0
     groups_seen: set[str] = field(default_factory=set)
 
     @property
@@ -89,8 +98,11 @@ def limits_of(expect: dict[str, Any]) -> Limits:
     )
 
 
-async def run_probe(probe: Path, tmp_path: Path) -> None:
-    """Raises AssertionError with everything that was not as it should be."""
+async def run_probe(probe: Path, tmp_path: Path, *, warm: bool = False) -> None:
+    """Raises AssertionError with everything that was not as it should be.
+
+    `warm`: the probe is a fork of a warm interpreter, not a fresh start.
+    """
     expect = json.loads((probe / "expect.json").read_text())
     if expect.get("harness_action") == "sigkill_supervisor_after_1s":
         check_supervisor_killed(probe, expect)
@@ -98,8 +110,10 @@ async def run_probe(probe: Path, tmp_path: Path) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     pool = namespace_pool(max_boxes=4, warm_per_kind=1)
     try:
+        if warm:
+            await warm_interpreter(pool, WARM_START)
         async with plant(pool, tmp_path) as planted:
-            run = Run(probe, expect, planted, pool, mounts, rss_before_bytes=own_rss_bytes())
+            run = Run(probe, expect, planted, pool, mounts, warm, own_rss_bytes())
             for phase in expect.get("phases", [1]):
                 await run_phase(run, phase)
             check_outcome(run)
@@ -116,11 +130,11 @@ async def run_phase(run: Run, phase: int) -> None:
         assert isinstance(box, NamespaceSandbox)
         run.uids.add(box.host_uid)
         await box.write(f"/work/{entry}", (run.probe / entry).read_bytes(), mode=0o755)
-        argv = ["sh", entry] if entry.endswith(".sh") else [PYTHON, entry]
+        start = ["sh"] if entry.endswith(".sh") else WARM_START if run.warm else [PYTHON]
         started_s = time.monotonic()
         result = await box.run(
-            argv,
-            env=environment(run, phase),
+            [*start, entry],
+            env=environment(run, phase) | (WARM_ENV if run.warm else {}),
             stdin=b"x" * expect.get("stdin_bytes", 0),
             timeout_s=expect["limits"]["wall_s"],
         )
@@ -381,7 +395,7 @@ async def main():
     pool = namespace_pool(warm_per_kind=1)
     async with pool.acquire(image="host", limits=limits_of(expect), owner="probe") as box:
         await box.write("/work/probe.py", (probe / "probe.py").read_bytes())
-        print(box.host_uid, flush=True)
+        print(box.host_uid, pool._host.owner.name, flush=True)
         def say(name, data): print(data.decode().strip(), flush=True)
         await box.run([PYTHON, "probe.py"], timeout_s=30, on_output=say)
 asyncio.run(main())
@@ -395,7 +409,8 @@ def check_supervisor_killed(probe: Path, expect: dict[str, Any]) -> None:
     )
     assert supervisor.stdout is not None
     with supervisor.stdout:
-        uid = int(supervisor.stdout.readline())
+        uid_text, owner = supervisor.stdout.readline().split()
+        uid = int(uid_text)
         assert supervisor.stdout.readline().strip() == "RUNNING"
         time.sleep(1)
         assert len(processes_of_uid(uid)) >= 4
@@ -405,7 +420,7 @@ def check_supervisor_killed(probe: Path, expect: dict[str, Any]) -> None:
     while processes_of_uid(uid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert processes_of_uid(uid) == []
-    while list(Path("/sys/fs/cgroup").glob(f"**/trialyard/p{supervisor.pid}-*")):
+    while groups_of(owner):
         assert time.monotonic() < deadline_s, "cgroups are left"
         time.sleep(0.02)
     assert Path("/proc/self/mounts").read_text() == mounts

@@ -99,6 +99,7 @@ _COUNTERS: Mapping[int, Mapping[str, _Counter]] = {
         "peak": _Counter("memory", "memory.max_usage_in_bytes", _plain),
         "cpu": _Counter("cpuacct", "cpuacct.usage", lambda t: _plain(t) // 1000),
         "pids_peak": _Counter("pids", "pids.peak", _plain),
+        "pids_now": _Counter("pids", "pids.current", _plain),
         "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
     },
     2: {
@@ -106,6 +107,7 @@ _COUNTERS: Mapping[int, Mapping[str, _Counter]] = {
         "peak": _Counter("memory", "memory.peak", _plain),
         "cpu": _Counter("cpu", "cpu.stat", lambda t: _keyed(t, "usage_usec")),
         "pids_peak": _Counter("pids", "pids.peak", _plain),
+        "pids_now": _Counter("pids", "pids.current", _plain),
         "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
     },
 }
@@ -152,6 +154,10 @@ class BoxCgroup:
 
     def pids_peak(self) -> int:
         return max(0, self._read("pids_peak") - _UNLIMITED_PIDS_OVERHEAD)
+
+    def pids_now(self) -> int:
+        """Processes in the box now, its PID 1 included."""
+        return self._read("pids_now") - _UNLIMITED_PIDS_OVERHEAD
 
     def pids_refused(self) -> int:
         """How often a fork was refused by the pids limit."""

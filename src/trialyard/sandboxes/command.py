@@ -66,8 +66,11 @@ class Command:
         stdin: bytes,
         timeout_s: float | None,
         on_output: OutputCallback | None,
+        forked: bool = False,
     ) -> None:
         self.id = id
+        self.forked = forked
+        """Started by a zygote, which reports its end; PID 1 only kills it."""
         self._box = box
         self._loop = box.loop
         self.done: asyncio.Future[ExecResult] = self._loop.create_future()
@@ -85,7 +88,7 @@ class Command:
         self._kill_above_bytes = max(OUTPUT_KILL_FLOOR_BYTES, OUTPUT_KILL_FACTOR * keep)
         self.stdout = self._stream("stdout", keep)
         self.stderr = self._stream("stderr", keep)
-        self.stdin = InputStream(self._loop, stdin) if stdin else None
+        self.stdin = InputStream(self._loop, stdin) if stdin or forked else None
         self._timer = self._loop.call_later(self._next_check_s(), self._check)
 
     def _stream(self, name: str, keep_bytes: int) -> OutputStream:
@@ -176,6 +179,8 @@ class Command:
         self._wait_status = reply.wait_status
         self._start_errno = reply.start_errno
         if self._reason is not None:
+            if self._all_dead:
+                self.killed()
             return
         self._timer.cancel()
         if os.WIFSIGNALED(reply.wait_status) and os.WTERMSIG(reply.wait_status) == signals.SIGKILL:
@@ -198,6 +203,8 @@ class Command:
     def killed(self) -> None:
         """PID 1 says that all of the command is dead."""
         self._all_dead = True
+        if self._wait_status is None and self.forked:
+            return
         self.stdout.drain()
         self.stderr.drain()
         self._finish()

@@ -16,12 +16,13 @@ from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits
 from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
-from trialyard.sandboxes.native import native_program
+from trialyard.sandboxes.native import native_program, zygote_library
 from trialyard.sandboxes.owner import Owner
-from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box
+from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box, plan_zygote
 from trialyard.sandboxes.protocol import CONTROL_FD
 from trialyard.sandboxes.seccomp import seccomp_filters
 from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
+from trialyard.sandboxes.zygote import Zygotes
 
 RUNTIME_DIRECTORY = Path("/run/trialyard")
 PYTHON_LAYER = "/opt/trialyard/python"
@@ -78,6 +79,7 @@ class SandboxHost:
         *,
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
+        warm_interpreters: bool = True,
     ) -> None:
         check_privilege()
         check_dev_null()
@@ -96,6 +98,12 @@ class SandboxHost:
             self.owner.close()
             raise
         self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
+        zygote = plan_zygote(self._parts, zygote_library(), self.cgroups.directories())
+        self.zygotes = (
+            Zygotes(lambda rest: [*zygote, *rest])
+            if warm_interpreters and PYTHON_LAYER in layers
+            else None
+        )
 
     def _make_parts(
         self,

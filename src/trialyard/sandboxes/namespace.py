@@ -15,6 +15,7 @@ import signal as signals
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from trialyard.core.errors import ResourceExhausted, SandboxLost, SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
@@ -26,6 +27,7 @@ from trialyard.sandboxes.command import Command, Counters
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.system_files import HOME
+from trialyard.sandboxes.zygote import Zygote, start_kind
 
 START_TIMEOUT_S = 20.0
 _REMOVE_TIMEOUT_S = 10.0
@@ -38,11 +40,31 @@ DEFAULT_ENV = {
 _CREDENTIALS = struct.Struct("iII")
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A checked command."""
+
+    cwd: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+
+    @property
+    def body(self) -> bytes:
+        return protocol.run_body(self.cwd, self.argv, self.env)
+
+
 class NamespaceSandbox:
     """One live box on a `SandboxHost`. Made by `start`; see core/sandbox.py for the contract."""
 
     def __init__(
-        self, host: SandboxHost, limits: Limits, workdir: str, uid: int, cgroup: BoxCgroup
+        self,
+        host: SandboxHost,
+        limits: Limits,
+        workdir: str,
+        uid: int,
+        cgroup: BoxCgroup,
+        *,
+        image_has_host_system: bool,
     ) -> None:
         self._id = new_id("box")
         self._host = host
@@ -64,6 +86,9 @@ class NamespaceSandbox:
         self._launcher_pid = self._launcher_pidfd = -1
         self._init_pid = self._init_pidfd = self._root_fd = -1
         self._files: BoxFiles
+        self._forks = image_has_host_system
+        self._overlapped = False
+        self._host_evidence = ""
         self.leaked = False
 
     @classmethod
@@ -78,7 +103,14 @@ class NamespaceSandbox:
         except OSError as error:
             host.owner.uids.give_back(uid)
             raise ResourceExhausted(f"no new cgroup for a box: {error}") from error
-        box = cls(host, limits, posixpath.normpath(workdir), uid, cgroup)
+        box = cls(
+            host,
+            limits,
+            posixpath.normpath(workdir),
+            uid,
+            cgroup,
+            image_has_host_system=not image.lowers,
+        )
         diagnostics = box._launch(plan.argv(cgroups=cgroup.joins, uid=uid))
         try:
             await asyncio.wait_for(asyncio.shield(box._ready), START_TIMEOUT_S)
@@ -214,8 +246,10 @@ class NamespaceSandbox:
         return (now.cpu_us - self._first_cpu_us) / 1e6
 
     def ask_kill(self, id: int) -> None:
+        command = self._commands.get(id)
+        alone = command is not None and command.forked and not self._overlapped
         try:
-            self._control.send(protocol.kill_request(id))
+            self._control.send(protocol.kill_request(id, alone=alone))
         except OSError:
             self.destroy("its PID 1 takes no requests")
 
@@ -231,24 +265,33 @@ class NamespaceSandbox:
         timeout_s: float | None = None,
         on_output: OutputCallback | None = None,
     ) -> ExecResult:
-        body, header = self._request(argv, env, cwd)
+        request = self._request(argv, env, cwd)
         if timeout_s is not None and not timeout_s > 0:
             raise UserError(f"timeout_s {timeout_s!r}: must be positive")
         self._check_alive()
+        zygote = self._zygote_for(request)
         self._last_command += 1
         command = Command(
-            self, self._last_command, stdin=stdin, timeout_s=timeout_s, on_output=on_output
+            self,
+            self._last_command,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            forked=zygote is not None,
         )
         self._commands[command.id] = command
         try:
-            await self._send_run(command, header, body)
+            if zygote is None:
+                await self._send_run(command, request)
+            else:
+                self._send_fork(zygote, command, request)
             return await self._result(command)
         finally:
             self._commands.pop(command.id, None)
 
     def _request(
         self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None
-    ) -> tuple[bytes, tuple[int, int]]:
+    ) -> "_Request":
         if isinstance(argv, str) or not argv or not argv[0]:
             raise UserError(f"argv {argv!r}: must be a list of words, the first a program")
         whole = DEFAULT_ENV | dict(env or {})
@@ -265,7 +308,7 @@ class NamespaceSandbox:
             raise UserError("env: a name must not be empty or hold '='")
         if cwd is not None:
             self._check_cwd(directory)
-        return protocol.run_body(directory, argv, whole), (len(argv), len(whole))
+        return _Request(directory, argv, whole)
 
     def _check_cwd(self, directory: str) -> None:
         """A cwd must be a directory inside; /proc/self/fd/N and the like are none."""
@@ -276,15 +319,51 @@ class NamespaceSandbox:
         ):
             raise UserError(f"cwd {directory!r}: must be a directory in the box")
 
-    async def _send_run(self, command: Command, shape: tuple[int, int], body: bytes) -> None:
+    def _zygote_for(self, request: "_Request") -> Zygote | None:
+        """A warm interpreter for this command, if nothing else is alive in the box."""
+        if not self._forks or self._host.zygotes is None or self._commands:
+            return None
+        kind = start_kind(request.argv, request.env)
+        if kind is None or len(request.body) > protocol.INLINE_BODY_BYTES:
+            return None
+        zygote = self._host.zygotes.find(kind)
+        return zygote if zygote is not None and self._cgroup.pids_now() == 1 else None
+
+    def _send_fork(self, zygote: Zygote, command: Command, request: "_Request") -> None:
+        self._overlapped = False
+        accepted = zygote.fork(
+            command=command.id,
+            group=f"u{self._uid}",
+            init_pidfd=self._init_pidfd,
+            fds=command.fds,
+            open_files=self._limits.open_files,
+            words=(request.cwd, request.argv, request.env),
+            on_exit=command.exited,
+            on_lost=self._lose_zygote,
+        )
+        command.handed_over()
+        if not accepted:
+            self._lose_zygote()
+
+    def _lose_zygote(self) -> None:
+        self._host_evidence = "the warm interpreter's process ended or took no requests"
+        self.destroy(self._host_evidence)
+
+    async def _send_run(self, command: Command, request: "_Request") -> None:
         """Hand the request to PID 1, with the command's descriptors."""
         flags = protocol.FLAG_STDIN if command.stdin else 0
+        if any(other.forked for other in self._commands.values()):
+            self._overlapped = True
+            flags |= protocol.FLAG_SHARED
+        body = request.body
         fds, inline, memfd = command.fds, body, -1
         if len(body) > protocol.INLINE_BODY_BYTES:
             memfd = os.memfd_create("request")
             os.write(memfd, body)
             fds, inline, flags = [*fds, memfd], b"", flags | protocol.FLAG_BODY_IN_MEMFD
-        header = protocol.run_header(command.id, flags, *shape, len(body))
+        header = protocol.run_header(
+            command.id, flags, len(request.argv), len(request.env), len(body)
+        )
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         deadline_s = self._loop.time() + _SEND_TIMEOUT_S
         try:
@@ -451,7 +530,9 @@ class NamespaceSandbox:
         if out_of_memory:
             return SandboxLost(f"box {self._id} is gone: it ran out of memory")
         if self._why_destroyed is not None:
-            return SandboxLost(f"box {self._id} is gone: {self._why_destroyed}")
+            return SandboxLost(
+                f"box {self._id} is gone: {self._why_destroyed}", host_evidence=self._host_evidence
+            )
         evidence = ""
         if wait_status is not None and os.WIFSIGNALED(wait_status):
             evidence = f"bubblewrap was killed from outside by signal {os.WTERMSIG(wait_status)}"

@@ -16,12 +16,14 @@ from trialyard.sandboxes.protocol import FIRST_SECCOMP_FD
 from trialyard.sandboxes.system_files import BOX_UID, HOME
 
 INIT_PATH = "/opt/trialyard/init"
+ZYGOTE_PATH = "/opt/trialyard/zygote.so"
 OUT = "/out"
 _OWN_INODES = 96
 """What the tree itself takes, so that `inodes` counts the box's own files."""
 _SYSTEM = ("/usr", "/etc", "/dev", "/proc", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/opt")
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_MASKED = ("keys", "key-users", "timer_list", "interrupts", "iomem", "kallsyms", "cmdline")
+_MASKED = ("keys", "interrupts", "cmdline")
+"""World-readable and about the host; the other well-known ones only root may read."""
 _READ_ONLY_PROC = ("sys",)
 
 
@@ -70,11 +72,28 @@ def plan_box(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> Lau
         *(str(limits.disk_bytes), str(limits.inodes + _OWN_INODES)),
         *(_host_system(parts) if not image.lowers else ("--overlay", ":".join(image.lowers))),
         *_common(parts, limits, workdir),
-        *[word for path in parts.seccomp for word in ("--seccomp", str(path))],
+        *[word for path in parts.seccomp for word in ("--open", str(path))],
         "--",
         *_bubblewrap(parts),
     )
     return LaunchPlan(str(parts.program), steps)
+
+
+def plan_zygote(parts: BoxParts, library: Path, groups: Sequence[str]) -> list[str]:
+    """argv of the launcher up to the environment and program of a zygote.
+
+    It lives in a tree like that of a box on the host image, but read-only and as root.
+    """
+    limits = Limits()
+    return [
+        *(str(parts.program), "launch", "--nofile", "1024"),
+        *("--tmpfs", str(parts.mount_point), str(1 << 20), str(1024)),
+        *_host_system(parts),
+        *_common(parts, limits, "/work"),
+        *("--ro", str(library), ZYGOTE_PATH.lstrip("/")),
+        *[word for path in (*map(str, parts.seccomp), *groups) for word in ("--open", path)],
+        *("--enter", "--env", f"LD_PRELOAD={ZYGOTE_PATH}", "--env", "TRIALYARD_ZYGOTE=1"),
+    ]
 
 
 def _host_system(parts: BoxParts) -> Iterator[str]:

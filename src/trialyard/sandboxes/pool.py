@@ -68,12 +68,14 @@ class NamespacePool:
         warm_per_kind: int = 2,
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
+        warm_interpreters: bool = True,
     ) -> None:
         self._images = dict(images)
         self._max_boxes = max_boxes
         self._warm_per_kind = warm_per_kind
         self._layers = layers
         self._runtime_directory = runtime_directory
+        self._warm_interpreters = warm_interpreters
         self._host: SandboxHost | None = None
         self._shelves: OrderedDict[BoxKind, _Shelf] = OrderedDict()
         self._leases: dict[str, _Lease] = {}
@@ -144,7 +146,11 @@ class NamespacePool:
         if self._closed:
             raise ResourceExhausted("the sandbox pool is closed")
         if self._host is None:
-            self._host = SandboxHost(layers=self._layers, runtime_directory=self._runtime_directory)
+            self._host = SandboxHost(
+                layers=self._layers,
+                runtime_directory=self._runtime_directory,
+                warm_interpreters=self._warm_interpreters,
+            )
         return self._host
 
     async def _take(self, kind: BoxKind, timeout_s: float) -> NamespaceSandbox:
@@ -279,6 +285,8 @@ class NamespacePool:
             await lease.box.close()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        if self._host is not None and self._host.zygotes is not None:
+            await self._host.zygotes.close()
         if self._host is not None:
             self._counts.leaked += not self._host.close()
             self._host = None

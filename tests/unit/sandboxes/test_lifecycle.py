@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import child_processes, namespace_pool, processes_of_uid
+from tests.boxes import child_processes, groups_of, namespace_pool, processes_of_uid
 from trialyard.core.errors import SandboxLost
 from trialyard.core.sandbox import ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -31,10 +31,6 @@ async def main():
         await box.run(["sleep", "60"])
 asyncio.run(main())
 """
-
-
-def groups_of(owner: str) -> list[Path]:
-    return list(Path("/sys/fs/cgroup").glob(f"**/trialyard/{owner}"))
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
