@@ -21,7 +21,7 @@ class TasksConfig(Record):
 
     generator: str = "list-functions"
     directory: str = ""
-    train: int = Field(default=8000, ge=1)
+    train: int = Field(default=2600, ge=1)
     held_out: int = Field(default=300, ge=1)
 
 
@@ -41,14 +41,14 @@ class SftConfig(Record):
     """Supervised warm start on demonstrations; 0 steps leaves it out."""
 
     demonstrations: int = Field(default=2000, ge=1)
-    steps: int = Field(default=250, ge=0)
+    steps: int = Field(default=110, ge=0)
     batch: int = Field(default=48, ge=1)
 
 
 class RlConfig(Record):
     """Group-relative policy gradient. `max_staleness` 0 is synchronous training."""
 
-    steps: int = Field(default=110, ge=0)
+    steps: int = Field(default=150, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
     minibatch: int = Field(default=64, ge=1)
