@@ -71,4 +71,4 @@ def test_overrides_are_toml_values_and_bare_words_are_text(tmp_path: Path) -> No
 
 def test_the_tree_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        RunConfig().seed = 4  # type: ignore[misc]
+        RunConfig().seed = 4
