@@ -3,7 +3,9 @@
  * Theory of operation. Options are carried out in the order in which they stand, so the
  * supervisor writes the plan and this file only knows single steps:
  *
- *   --cgroup DIR              join (first, so that everything below is already limited)
+ *   --group DIR               make a cgroup (first, so that everything below is limited)
+ *   --set FILE VALUE          write one of its settings
+ *   --join DIR                become a member of it
  *   --nofile N                descriptors
  *   --tmpfs DIR BYTES INODES  new mount namespace with a tmpfs on DIR: the one writable file
  *                             system of the box, which carries both quotas; DIR/root becomes
@@ -90,7 +92,11 @@ static void write_file(const char *path, int flags, const char *text) {
     close(fd);
 }
 
-static void join_cgroup(const char *directory) {
+static void make_group(const char *directory) {
+    if (mkdir(directory, 0755) < 0) fail("make cgroup %s", directory);
+}
+
+static void join_group(const char *directory) {
     char path[4096];
     snprintf(path, sizeof path, "%s/cgroup.procs", directory);
     write_file(path, 0, "0");
@@ -216,7 +222,9 @@ static void limit(int resource, rlim_t value) {
 /* Executes one option; returns how many arguments it took. */
 static int step(char **argv) {
     const char *name = argv[0];
-    if (!strcmp(name, "--cgroup")) return join_cgroup(argv[1]), 2;
+    if (!strcmp(name, "--group")) return make_group(argv[1]), 2;
+    if (!strcmp(name, "--set")) return write_file(argv[1], 0, argv[2]), 3;
+    if (!strcmp(name, "--join")) return join_group(argv[1]), 2;
     if (!strcmp(name, "--nofile")) return limit(RLIMIT_NOFILE, number(argv[1])), 2;
     if (!strcmp(name, "--tmpfs")) return mount_tmpfs(argv[1], argv[2], argv[3]), 4;
     if (!strcmp(name, "--overlay")) return mount_overlay(argv[1]), 2;

@@ -246,16 +246,19 @@ class CgroupParent:
                 "delegate a cgroup subtree to this user (systemd: Delegate=yes)"
             ) from error
 
-    def create(self, name: str, limits: Limits) -> BoxCgroup:
-        """Directories for one box, with its limits set."""
+    def prepare(self, name: str, limits: Limits) -> tuple[BoxCgroup, list[str]]:
+        """The groups of one box, and the launcher's steps that make, limit and join them.
+
+        Nothing is made here: the kernel's cgroup lock may be held for milliseconds, and the
+        event loop has other things to do.
+        """
         box = BoxCgroup(
             {key: (v, f"{path}/{name}") for key, (v, path) in self._directories.items()}
         )
-        for path in box.joins:
-            Path(path).mkdir()
+        steps = [word for path in box.joins for word in ("--group", path)]
         for path, value in self._settings(box, limits):
-            _write(path, value)
-        return box
+            steps += ["--set", path, str(value)]
+        return box, steps + [word for path in box.joins for word in ("--join", path)]
 
     def _settings(self, box: BoxCgroup, limits: Limits) -> Iterator[tuple[str, str | int]]:
         version, memory = box.directories["memory"]

@@ -80,6 +80,7 @@ class SandboxHost:
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
+        warm_imports: Mapping[str, str] | None = None,
     ) -> None:
         check_privilege()
         check_dev_null()
@@ -100,7 +101,7 @@ class SandboxHost:
         self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
         zygote = plan_zygote(self._parts, zygote_library(), self.cgroups.directories())
         self.zygotes = (
-            Zygotes(lambda rest: [*zygote, *rest])
+            Zygotes(lambda rest: [*zygote, *rest], warm_imports or {})
             if warm_interpreters and PYTHON_LAYER in layers
             else None
         )

@@ -49,9 +49,8 @@ class LaunchPlan:
     program: str
     steps: tuple[str, ...]
 
-    def argv(self, *, cgroups: Sequence[str], uid: int) -> list[str]:
-        joins = [word for path in cgroups for word in ("--cgroup", path)]
-        return [self.program, "launch", *joins, "--uid", str(uid), *self.steps]
+    def argv(self, group_steps: Sequence[str], uid: int) -> list[str]:
+        return [self.program, "launch", *group_steps, "--uid", str(uid), *self.steps]
 
 
 def check_workdir(workdir: str) -> str:

@@ -69,6 +69,7 @@ class NamespacePool:
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
+        warm_imports: Mapping[str, str] | None = None,
     ) -> None:
         self._images = dict(images)
         self._max_boxes = max_boxes
@@ -76,6 +77,7 @@ class NamespacePool:
         self._layers = layers
         self._runtime_directory = runtime_directory
         self._warm_interpreters = warm_interpreters
+        self._warm_imports = warm_imports
         self._host: SandboxHost | None = None
         self._shelves: OrderedDict[BoxKind, _Shelf] = OrderedDict()
         self._leases: dict[str, _Lease] = {}
@@ -150,6 +152,7 @@ class NamespacePool:
                 layers=self._layers,
                 runtime_directory=self._runtime_directory,
                 warm_interpreters=self._warm_interpreters,
+                warm_imports=self._warm_imports,
             )
         return self._host
 

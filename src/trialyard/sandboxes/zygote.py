@@ -10,7 +10,6 @@ in which nothing else is alive; every other command is started by the box's PID 
 import array
 import asyncio
 import contextlib
-import functools
 import os
 import socket
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from trialyard.sandboxes import protocol
 from trialyard.sandboxes.protocol import Reply
+from trialyard.sandboxes.request import RunRequest
 
 PYTHON = "/opt/trialyard/python/bin/python3"
 MAX_ZYGOTES = 4
@@ -105,21 +105,29 @@ class Zygote:
 
     def fork(
         self,
+        request: RunRequest,
         *,
         command: int,
         group: str,
-        init_pidfd: int,
-        fds: Sequence[int],
         open_files: int,
-        words: tuple[str, Sequence[str], Mapping[str, str]],
+        fds: Sequence[int],
         on_exit: Callable[[Reply], None],
         on_lost: Callable[[], None],
     ) -> bool:
-        """Ask for a fork in a box; False when the zygote cannot take it now."""
-        request = protocol.fork_request(self._last_id + 1, command, open_files, group, words)
-        rights = array.array("i", [init_pidfd, *fds])
+        """Ask for a fork in a box; False when the zygote cannot take it now.
+
+        `fds` are the pidfd of the box's PID 1 and the three standard descriptors.
+        """
+        message = protocol.fork_request(
+            self._last_id + 1,
+            command,
+            open_files,
+            group,
+            (request.cwd, request.argv, request.env),
+        )
+        rights = array.array("i", fds)
         try:
-            self._control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except OSError:
             return False
         self._last_id += 1
@@ -170,18 +178,23 @@ class Zygote:
             return
 
 
-@functools.cache
-def _start_up_code() -> str:
+def _start_up_code(warm_imports: Mapping[str, str]) -> str:
     """The start-up code, kept out of ``__main__``, which belongs to the program."""
     source = Path(__file__).with_name("zygote_boot.py").read_text()
-    return f"exec(compile({source!r}, '<zygote>', 'exec'), {{'__name__': 'zygote'}})"
+    namespace = {"__name__": "zygote", "IMPORTS": dict(warm_imports)}
+    return f"exec(compile({source!r}, '<zygote>', 'exec'), {namespace!r})"
 
 
 class Zygotes:
     """The zygotes of one host: started when a kind is first asked for, the rarest let go."""
 
-    def __init__(self, launcher_argv: Callable[[Sequence[str]], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        launcher_argv: Callable[[Sequence[str]], Sequence[str]],
+        warm_imports: Mapping[str, str],
+    ) -> None:
         self._launcher_argv = launcher_argv
+        self._code = _start_up_code(warm_imports)
         self._zygotes: OrderedDict[StartKind, Zygote] = OrderedDict()
         self._num_failures = 0
         self._leaving: set[asyncio.Task[None]] = set()
@@ -202,7 +215,7 @@ class Zygotes:
             return
         loop = asyncio.get_running_loop()
         environ = [word for pair in kind.environ for word in ("--env", "=".join(pair))]
-        argv = self._launcher_argv([*environ, "--", PYTHON, *kind.flags, "-c", _start_up_code()])
+        argv = self._launcher_argv([*environ, "--", PYTHON, *kind.flags, "-c", self._code])
         self._zygotes[kind] = Zygote(argv, loop=loop, on_lost=lambda: self._lost(kind))
 
     def _let_one_go(self) -> bool:

@@ -1,0 +1,55 @@
+"""What a command is asked to be, checked before anything is sent.
+
+Raises `UserError` that names the field: argv, env or cwd.
+"""
+
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trialyard.core.errors import UserError
+from trialyard.sandboxes.protocol import run_body
+from trialyard.sandboxes.system_files import HOME
+
+DEFAULT_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/opt/trialyard/python/bin",
+    "HOME": HOME,
+    "LANG": "C.UTF-8",
+}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A checked command: the whole environment, an absolute cwd."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+    @cached_property
+    def body(self) -> bytes:
+        """The strings as PID 1 takes them."""
+        return run_body(self.cwd, self.argv, self.env)
+
+
+def check_request(
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, workdir: str
+) -> RunRequest:
+    """The request; `env` is added to the defaults, a relative `cwd` counts from the workdir."""
+    if isinstance(argv, str) or not argv or not argv[0]:
+        raise UserError(f"argv {argv!r}: must be a list of words, the first a program")
+    whole = DEFAULT_ENV | dict(env or {})
+    directory = workdir if cwd is None else posixpath.join(workdir, cwd)
+    _check_texts("argv", argv)
+    _check_texts("env", [*whole, *whole.values()])
+    _check_texts("cwd", [directory])
+    if any("=" in name or not name for name in whole):
+        raise UserError("env: a name must not be empty or hold '='")
+    return RunRequest(tuple(argv), whole, directory)
+
+
+def _check_texts(field: str, texts: Iterable[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str) or "\0" in text:
+            raise UserError(f"{field} {text!r}: must be text without NUL")
