@@ -9,7 +9,7 @@ Shapes: N rows, V vocabulary, D width, H heads, K key-value heads, R = H / K, E 
 width, C cache capacity in positions, M new rows, T their padded length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -21,6 +21,9 @@ from trialyard.policies.hf_llama import Layer, Llama, rope_angles
 
 CACHE_BLOCK = 32
 """Cache capacity grows in blocks of this many positions."""
+
+PART_TOKENS = 1024
+"""Prompts are read in parts of about this many tokens: more spill out of the cache."""
 
 
 class Rows(Protocol):
@@ -111,15 +114,15 @@ class FusedLlama:
         return functional.linear(self.norm(x), self.head)
 
 
-def similar_lengths(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Numbers of the prompts in parts that waste little padding, shortest first."""
-    parts: list[list[int]] = []
+def similar_lengths(prompts: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Prompts in parts that waste little padding and fit the processor's cache."""
+    parts: list[list[tuple[int, ...]]] = []
     longest = 0
-    for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
-        if len(prompts[index]) > longest:
+    for prompt in sorted(prompts, key=len):
+        if len(prompt) > longest or len(parts[-1]) * longest >= PART_TOKENS:
             parts.append([])
-            longest = len(prompts[index]) * 5 // 4 + 8
-        parts[-1].append(index)
+            longest = len(prompt) * 5 // 4 + 8
+        parts[-1].append(prompt)
     return parts
 
 
@@ -134,8 +137,8 @@ def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 class LlamaRows:
     """Ragged key-value cache over a `FusedLlama`.
 
-    Keys lie transposed ([N, K, E, C]) so that both attention products read memory in
-    order. Row n holds positions 0..lengths[n]-1; what lies behind is masked.
+    Keys and values lie as [layers, N, K, C, E], one after the other in memory as written.
+    Row n holds positions 0..lengths[n]-1; what lies behind is masked.
     """
 
     def __init__(self, model: FusedLlama) -> None:
@@ -144,33 +147,37 @@ class LlamaRows:
 
     def _clear(self) -> None:
         shape, device = self._model.shape, self._model.embedding.device
-        sizes = (shape.layers, 0, shape.kv_heads, shape.head_dim, 0)
+        sizes = (shape.layers, 0, shape.kv_heads, 0, shape.head_dim)
         self._keys = torch.zeros(sizes, device=device)
-        self._values = self._keys.transpose(-1, -2)
+        self._values = torch.zeros(sizes, device=device)
         self._lengths_N = torch.zeros(0, dtype=torch.long, device=device)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Equal prompts (the members of a group) are run once."""
         old, device = len(self._lengths_N), self._lengths_N.device
         lengths_M = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self._lengths_N = torch.cat((self._lengths_N, lengths_M))
         self._reserve(len(self._lengths_N), int(lengths_M.max()) + 1)
         logits_MV = torch.empty(len(prompts), len(self._model.head), device=device)
-        for part in similar_lengths(prompts):
-            rows = torch.tensor(part, device=device)
-            logits_MV[rows] = self._read([prompts[index] for index in part], old + rows)
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, prompt in enumerate(prompts):
+            places.setdefault(tuple(prompt), []).append(place)
+        for part in similar_lengths(places):
+            to = [place for prompt in part for place in places[prompt]]
+            source = [index for index, prompt in enumerate(part) for _ in places[prompt]]
+            logits_MV[to] = self._read(part, source, [old + place for place in to])
         return logits_MV
 
-    def _read(self, prompts: Sequence[Sequence[int]], rows_M: Tensor) -> Tensor:
-        """Fill these rows and return their logits. Equal prompts (a group's) are run once."""
-        unique = list(dict.fromkeys(map(tuple, prompts)))
-        place = {prompt: index for index, prompt in enumerate(unique)}
-        source_M = torch.tensor([place[tuple(p)] for p in prompts], device=rows_M.device)
-        ids_MT, lengths_M = padded(unique, rows_M.device)
+    def _read(
+        self, prompts: Sequence[Sequence[int]], source: Sequence[int], rows: Sequence[int]
+    ) -> Tensor:
+        """Run different prompts; row ``rows[i]`` becomes prompt ``source[i]``. Their logits."""
+        ids_MT, lengths_M = padded(prompts, self._lengths_N.device)
         logits, keys, values = self._prefill(ids_MT, lengths_M)
         length = ids_MT.shape[1]
-        self._keys[:, rows_M, ..., :length] = keys[:, source_M]
-        self._values[:, rows_M, :, :length] = values[:, source_M]
-        return logits[source_M]
+        self._keys[:, rows, :, :length] = keys[:, source]
+        self._values[:, rows, :, :length] = values[:, source]
+        return logits[source]
 
     def _prefill(self, ids_MT: Tensor, lengths_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         model, shape = self._model, self._model.shape
@@ -180,7 +187,7 @@ class LlamaRows:
         keys, values = [], []
         for layer in model.layers:
             q, k, v = (part.transpose(1, 2) for part in model.heads(layer, x, rotation))
-            keys.append(k.transpose(-1, -2))
+            keys.append(k)
             values.append(v)
             y = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=1.0, enable_gqa=grouped
@@ -192,16 +199,16 @@ class LlamaRows:
 
     def _reserve(self, rows: int, positions: int) -> None:
         """Grow the cache to hold at least this many rows and positions."""
-        layers, old_rows, kv_heads, width, old_positions = self._keys.shape
+        layers, old_rows, kv_heads, old_positions, width = self._keys.shape
         if rows <= old_rows and positions <= old_positions:
             return
         if rows > old_rows:
             rows = max(rows, 2 * old_rows)
         rows = max(rows, old_rows)
         positions = max(-(-positions // CACHE_BLOCK) * CACHE_BLOCK, old_positions)
-        keys = self._keys.new_zeros(layers, rows, kv_heads, width, positions)
-        values = keys.new_zeros(layers, rows, kv_heads, positions, width)
-        keys[:, :old_rows, ..., :old_positions] = self._keys
+        keys = self._keys.new_zeros(layers, rows, kv_heads, positions, width)
+        values = torch.zeros_like(keys)
+        keys[:, :old_rows, :, :old_positions] = self._keys
         values[:, :old_rows, :, :old_positions] = self._values
         self._keys, self._values = keys, values
 
@@ -209,35 +216,36 @@ class LlamaRows:
         model, shape = self._model, self._model.shape
         count, positions = len(self._lengths_N), self._lengths_N
         self._lengths_N = positions + 1
-        self._reserve(count, int(self._lengths_N.max()))
-        capacity = self._keys.shape[-1]
+        longest = int(self._lengths_N.max())
+        self._reserve(count, longest)
         x = functional.embedding(tokens_N, model.embedding)
         rotation = model.rotation[positions][:, None]
-        beyond = torch.arange(capacity, device=x.device) > positions[:, None]
+        beyond = torch.arange(longest, device=x.device) > positions[:, None]
         mask = torch.zeros(beyond.shape, device=x.device).masked_fill_(beyond, float("-inf"))
         mask_N11C = mask[:, None, None]
-        key_cells, value_rows = self._cells(positions)
+        cells = self._cells(positions)
         for index, layer in enumerate(model.layers):
             q, k, v = model.heads(layer, x, rotation)
             keys, values = self._keys[index], self._values[index]
-            keys.view(-1).put_(key_cells, k)
-            values.view(-1, shape.head_dim).index_copy_(0, value_rows, v.flatten(0, 1))
+            keys.view(-1, shape.head_dim).index_copy_(0, cells, k.flatten(0, 1))
+            values.view(-1, shape.head_dim).index_copy_(0, cells, v.flatten(0, 1))
             q_NKRE = q.reshape(count, shape.kv_heads, -1, shape.head_dim)
-            weights = torch.matmul(q_NKRE, keys[:count]).add_(mask_N11C).softmax(dim=-1)
-            y = torch.matmul(weights, values[:count]).reshape(count, -1)
+            weights = (
+                torch.matmul(q_NKRE, keys[:count, :, :longest].transpose(-1, -2))
+                .add_(mask_N11C)
+                .softmax(dim=-1)
+            )
+            y = torch.matmul(weights, values[:count, :, :longest]).reshape(count, -1)
             x = x + functional.linear(y, layer.out)
             x = x + model.feed_forward(layer, x)
         return model.logits(x)
 
-    def _cells(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Where one token of every row is written: cells [N, K, E] of a layer's keys seen
-        flat, and rows [N * K] of its values seen as rows of E (indexing four axes is slow)."""
-        _, _, kv_heads, width, capacity = self._keys.shape
-        device = positions_N.device
-        heads_NK = torch.arange(len(positions_N) * kv_heads, device=device).view(-1, kv_heads)
-        value_rows = heads_NK * capacity + positions_N[:, None]
-        lanes_NKE = heads_NK[..., None] * width + torch.arange(width, device=device)
-        return lanes_NKE * capacity + positions_N[:, None, None], value_rows.flatten()
+    def _cells(self, positions_N: Tensor) -> Tensor:
+        """Where one token of every row is written: rows [N * K] of a layer's cache seen as
+        rows of E (indexing its four axes is several times slower)."""
+        _, _, kv_heads, capacity, _ = self._keys.shape
+        heads = torch.arange(len(positions_N) * kv_heads, device=positions_N.device)
+        return (heads.view(-1, kv_heads) * capacity + positions_N[:, None]).flatten()
 
     def drop(self, rows: Sequence[int]) -> None:
         order = survivors(len(self._lengths_N), rows)
@@ -247,8 +255,9 @@ class LlamaRows:
         moved = [(place, row) for place, row in enumerate(order) if place != row]
         if moved:
             places, sources = (list(column) for column in zip(*moved, strict=True))
-            self._keys[:, places] = self._keys[:, sources]
-            self._values[:, places] = self._values[:, sources]
+            longest = int(self._lengths_N[sources].max())
+            self._keys[:, places, :, :longest] = self._keys[:, sources, :, :longest]
+            self._values[:, places, :, :longest] = self._values[:, sources, :, :longest]
             self._lengths_N[places] = self._lengths_N[sources]
         self._lengths_N = self._lengths_N[: len(order)].clone()
 
