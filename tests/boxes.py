@@ -11,7 +11,6 @@ from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
-from trialyard.sandboxes.zygote import start_kind
 
 PYTHON = "/opt/trialyard/python/bin/python3"
 WARM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -41,13 +40,12 @@ async def a_box(pool: NamespacePool) -> AsyncIterator[NamespaceSandbox]:
 async def warm_interpreter(pool: NamespacePool, argv: Sequence[str]) -> None:
     """Wait until commands that start like `argv` are forks of a warm interpreter."""
     async with a_box(pool) as box:
-        await box.run([*argv, "-c", ""], env=WARM_ENV)
+        env = {**WARM_ENV, "LANG": "C.UTF-8"}
+        await box.run([*argv, "-c", ""], env=env)
         assert pool._host is not None
         assert pool._host.zygotes is not None
-        kind = start_kind([*argv, "-c", ""], {**WARM_ENV, "LANG": "C.UTF-8"})
-        assert kind is not None
         for _ in range(1000):
-            if pool._host.zygotes.find(kind) is not None:
+            if pool._host.zygotes.find([*argv, "-c", ""], env) is not None:
                 return
             await asyncio.sleep(0.01)
     raise AssertionError("the interpreter does not get warm")

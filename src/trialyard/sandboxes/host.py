@@ -8,7 +8,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trialyard.core.errors import SandboxUnavailable, UserError
@@ -22,7 +22,7 @@ from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_b
 from trialyard.sandboxes.protocol import CONTROL_FD
 from trialyard.sandboxes.seccomp import seccomp_filters
 from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
-from trialyard.sandboxes.zygote import Zygotes
+from trialyard.sandboxes.zygote import WarmImport, Zygotes
 
 RUNTIME_DIRECTORY = Path("/run/trialyard")
 PYTHON_LAYER = "/opt/trialyard/python"
@@ -80,7 +80,7 @@ class SandboxHost:
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
-        warm_imports: Mapping[str, str] | None = None,
+        warm_imports: Sequence[WarmImport] = (),
     ) -> None:
         check_privilege()
         check_dev_null()
@@ -101,7 +101,7 @@ class SandboxHost:
         self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
         zygote = plan_zygote(self._parts, zygote_library(), self.cgroups.directories())
         self.zygotes = (
-            Zygotes(lambda rest: [*zygote, *rest], warm_imports or {})
+            Zygotes(lambda rest: [*zygote, *rest], warm_imports)
             if warm_interpreters and PYTHON_LAYER in layers
             else None
         )

@@ -23,7 +23,7 @@ from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.request import RunRequest, check_request
-from trialyard.sandboxes.zygote import Zygote, start_kind
+from trialyard.sandboxes.zygote import Zygote
 
 START_TIMEOUT_S = 20.0
 _REMOVE_TIMEOUT_S = 10.0
@@ -243,11 +243,10 @@ class NamespaceSandbox:
         """A warm interpreter for this command, if nothing else is alive in the box."""
         if not self._on_host_image or self._host.zygotes is None or self._commands:
             return None
-        kind = start_kind(request.argv, request.env)
-        if kind is None or len(request.body) > protocol.INLINE_BODY_BYTES:
+        zygote = self._host.zygotes.find(request.argv, request.env)
+        if zygote is None or len(request.body) > protocol.INLINE_BODY_BYTES:
             return None
-        zygote = self._host.zygotes.find(kind)
-        return zygote if zygote is not None and self._cgroup.pids_now() == 1 else None
+        return zygote if self._cgroup.pids_now() == 1 else None
 
     def _send_fork(self, zygote: Zygote, command: Command, request: RunRequest) -> None:
         self._overlapped = False

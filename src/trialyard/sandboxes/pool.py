@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from trialyard.core.sandbox import Limits, Sandbox
 from trialyard.sandboxes.host import RUNTIME_DIRECTORY, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.plan import check_workdir
+from trialyard.sandboxes.zygote import WarmImport
 
 _REFILLS_AT_ONCE = 2
 _STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
@@ -69,7 +70,7 @@ class NamespacePool:
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
-        warm_imports: Mapping[str, str] | None = None,
+        warm_imports: Sequence[WarmImport] = (),
     ) -> None:
         self._images = dict(images)
         self._max_boxes = max_boxes

@@ -10,6 +10,7 @@ in which nothing else is alive; every other command is started by the box's PID 
 import array
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections import OrderedDict
@@ -34,14 +35,30 @@ _STOP_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class WarmImport:
+    """Modules that interpreters hold already when the command line names `trigger`.
+
+    They are imported from `directory`, a read-only layer as boxes see it, so that a program
+    that imports them gets what it would have got, sooner.
+    """
+
+    trigger: str
+    modules: tuple[str, ...]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartKind:
     """What an interpreter looks at when it starts. Equal kinds, equal interpreters."""
 
     flags: tuple[str, ...]
     environ: tuple[tuple[str, str], ...]
+    imports: tuple[WarmImport, ...] = ()
 
 
-def start_kind(argv: Sequence[str], env: Mapping[str, str]) -> StartKind | None:
+def start_kind(
+    argv: Sequence[str], env: Mapping[str, str], warm_imports: Sequence[WarmImport] = ()
+) -> StartKind | None:
     """The kind of a command that a zygote can stand in for; None for any other command."""
     if argv[0] != PYTHON or "PYTHONHASHSEED" not in env:
         return None
@@ -62,7 +79,8 @@ def start_kind(argv: Sequence[str], env: Mapping[str, str]) -> StartKind | None:
             heeded.append((name, value))
         elif name.startswith(_FORBIDDEN_PREFIXES):
             return None
-    return StartKind(flags, tuple(heeded))
+    imports = [each for each in warm_imports if any(each.trigger in word for word in rest)]
+    return StartKind(flags, tuple(heeded), tuple(imports))
 
 
 class Zygote:
@@ -178,10 +196,12 @@ class Zygote:
             return
 
 
-def _start_up_code(warm_imports: Mapping[str, str]) -> str:
+@functools.cache
+def _start_up_code(imports: tuple[WarmImport, ...]) -> str:
     """The start-up code, kept out of ``__main__``, which belongs to the program."""
     source = Path(__file__).with_name("zygote_boot.py").read_text()
-    namespace = {"__name__": "zygote", "IMPORTS": dict(warm_imports)}
+    wanted = tuple((name, each.directory) for each in imports for name in each.modules)
+    namespace = {"__name__": "zygote", "IMPORTS": wanted}
     return f"exec(compile({source!r}, '<zygote>', 'exec'), {namespace!r})"
 
 
@@ -191,16 +211,19 @@ class Zygotes:
     def __init__(
         self,
         launcher_argv: Callable[[Sequence[str]], Sequence[str]],
-        warm_imports: Mapping[str, str],
+        warm_imports: Sequence[WarmImport],
     ) -> None:
         self._launcher_argv = launcher_argv
-        self._code = _start_up_code(warm_imports)
+        self._warm_imports = tuple(warm_imports)
         self._zygotes: OrderedDict[StartKind, Zygote] = OrderedDict()
         self._num_failures = 0
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def find(self, kind: StartKind) -> Zygote | None:
-        """A ready zygote, or None while it is still coming up (or does not)."""
+    def find(self, argv: Sequence[str], env: Mapping[str, str]) -> Zygote | None:
+        """A ready zygote for this command; None when there is none, or not yet."""
+        kind = start_kind(argv, env, self._warm_imports)
+        if kind is None:
+            return None
         zygote = self._zygotes.get(kind)
         if zygote is None:
             self._start(kind)
@@ -215,7 +238,8 @@ class Zygotes:
             return
         loop = asyncio.get_running_loop()
         environ = [word for pair in kind.environ for word in ("--env", "=".join(pair))]
-        argv = self._launcher_argv([*environ, "--", PYTHON, *kind.flags, "-c", self._code])
+        code = _start_up_code(kind.imports)
+        argv = self._launcher_argv([*environ, "--", PYTHON, *kind.flags, "-c", code])
         self._zygotes[kind] = Zygote(argv, loop=loop, on_lost=lambda: self._lost(kind))
 
     def _let_one_go(self) -> bool:

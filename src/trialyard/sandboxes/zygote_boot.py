@@ -2,8 +2,8 @@
 
 ``posix.fork`` returns only in a fork that is confined to its box already. It reads what to run
 from descriptor 3 and then behaves as an interpreter that was started with these arguments.
-Nothing stays imported here that a bare interpreter does not hold anyway; warm imports are
-put back only for a program whose text names them.
+But for the warm imports that were asked for, nothing stays imported that a bare interpreter
+does not hold anyway.
 """
 
 import gc
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-IMPORTS: "dict[str, str]" = globals().get("IMPORTS", {})
-"""Modules to import ahead -> directory that they come from, which no box can write."""
-WARM: "dict[str, dict[str, Any]]" = {}
-"""What each of them brought into sys.modules."""
+IMPORTS: "tuple[tuple[str, str], ...]" = globals().get("IMPORTS", ())
+"""Modules to import ahead, and the directory that each comes from, which no box can write."""
 
 
 def become() -> "tuple[CodeType, dict[str, Any]]":
@@ -43,9 +41,6 @@ def become() -> "tuple[CodeType, dict[str, Any]]":
     main = sys.modules["__main__"].__dict__
     if argv[at] == "-c":
         del sys.argv[1]
-        for name in WARM:
-            if name in argv[at + 1]:
-                sys.modules.update(WARM[name])
         return compile(argv[at + 1], "<string>", "exec", dont_inherit=True), main
     path = argv[at]
     if not path.startswith("/"):
@@ -92,12 +87,10 @@ def run() -> None:
 
 
 def warm_up() -> None:
-    """Import what is to be warm, and hide it again."""
-    for name, directory in IMPORTS.items():
+    """Import what is to be warm; the path is as before afterwards."""
+    for name, directory in IMPORTS:
         sys.path.insert(0, directory)
-        before = set(sys.modules)
         __import__(name)
-        WARM[name] = {new: sys.modules.pop(new) for new in set(sys.modules) - before}
         del sys.path[0]
     sys.path_importer_cache.clear()
 
@@ -106,6 +99,7 @@ if __name__ == "zygote":
     warm_up()
     gc.collect()
     gc.freeze()
-    del sys.modules["gc"]
+    if not IMPORTS:
+        del sys.modules["gc"]
     if posix.fork() == 0:
         run()

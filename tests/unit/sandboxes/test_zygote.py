@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from trialyard.core.errors import SandboxLost
 from trialyard.core.sandbox import ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
-from trialyard.sandboxes.zygote import start_kind
+from trialyard.sandboxes.zygote import WarmImport, start_kind
 
 START = (PYTHON, "-P", "-s", "-S")
 OWN_PROCESSES = 2
@@ -240,6 +241,27 @@ async def test_a_dead_zygote_is_the_hosts_fault_and_replaced(pool: NamespacePool
     await warm_interpreter(pool, START)
     async with a_box(pool) as box:
         assert await is_fork(box)
+
+
+async def test_warm_imports_are_held_by_programs_that_name_their_trigger_alone() -> None:
+    stdlib = f"/opt/trialyard/python/lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    warm = WarmImport(trigger="TRIGGER", modules=("json", "random"), directory=stdlib)
+    pool = namespace_pool(warm_imports=[warm])
+    code = "import sys; print('json' in sys.modules, stdlib in sys.path)".replace("stdlib", "'/x'")
+    named = [*START, "-c", f"{code}; import random; print(random.random())", "TRIGGER"]
+    await warm_interpreter(pool, START)
+    for expected in (b"False", b"True", b"True"):
+        async with a_box(pool) as box:
+            argv = named if expected == b"True" else [*START, "-c", code]
+            result = await box.run(argv, env=WARM_ENV)
+            while result.stdout.split()[0] != expected:  # its interpreter is coming up
+                await asyncio.sleep(0.05)
+                result = await box.run(argv, env=WARM_ENV)
+            assert result.stdout.split()[1] == b"False"
+    async with a_box(pool) as box:
+        numbers = {(await box.run(named, env=WARM_ENV)).stdout for _ in range(3)}
+        assert len(numbers) == 3, "forks must not share the state of random"
+    await pool.close()
 
 
 @pytest.mark.parametrize(

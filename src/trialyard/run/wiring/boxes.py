@@ -31,8 +31,17 @@ from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
 from trialyard.sandboxes.host import check_host
 from trialyard.sandboxes.pool import NamespacePool
+from trialyard.sandboxes.zygote import WarmImport
 
 CACHE_DIRECTORY = Path("/var/cache/trialyard")
+WARM_IMPORTS = (
+    WarmImport(trigger="values_runner", modules=("values_runner",), directory=GRADER),
+    WarmImport(
+        trigger="pytest_runner.py",
+        modules=("pytest", "_pytest.unittest", "_pytest.junitxml", "_pytest.skipping", "pdb"),
+        directory=PYTEST,
+    ),
+)
 
 
 def layers() -> dict[str, Path]:
@@ -64,8 +73,13 @@ def _pytest_layer() -> Path:
 async def open_pool(*, max_boxes: int, warm: int) -> AsyncIterator[SandboxPool]:
     """A pool of boxes on this machine; nothing of it is left afterwards."""
     check_host()
+    mounts = layers()
     pool = NamespacePool(
-        {HOST: host_image()}, layers=layers(), max_boxes=max_boxes, warm_per_kind=warm
+        {HOST: host_image()},
+        layers=mounts,
+        max_boxes=max_boxes,
+        warm_per_kind=warm,
+        warm_imports=[each for each in WARM_IMPORTS if each.directory in mounts],
     )
     try:
         yield pool
