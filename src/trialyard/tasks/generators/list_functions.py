@@ -142,13 +142,16 @@ def _has_reserved_constant(program: Program) -> bool:
 
 @lru_cache(maxsize=1)
 def _held_pairs() -> frozenset[tuple[str, int]]:
-    """One in four constants of every primitive that names one, the same for all seeds."""
+    """One in four constants of every primitive that names one, the same for all seeds.
+
+    Smallest and largest stay in training: held-out constants are between known ones.
+    """
     held: set[tuple[str, int]] = set()
     for choice in itertools.chain(*CHOICES.values()):
         if choice.constants and not choice.is_open:
             rng = derive_random(0, "constants", choice.english)
             size = max(1, len(choice.constants) // 4)
-            held.update((choice.english, k) for k in rng.sample(choice.constants, size))
+            held.update((choice.english, k) for k in rng.sample(choice.constants[1:-1], size))
     return frozenset(held)
 
 
@@ -202,7 +205,7 @@ def _draw_inputs(program: Program, rng: random.Random, count: int) -> Inputs:
     constants = [part.k for part in program.values() if 0 < part.k < 10] or [0]
     inputs = []
     for _ in range(count):
-        values = rng.choices(_VALUES, k=rng.randint(5, 7))
+        values = rng.choices(_VALUES, k=rng.randint(6, 8))
         values[rng.randrange(len(values))] = rng.choice(constants)
         inputs.append(tuple(values))
     return tuple(inputs)
