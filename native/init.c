@@ -210,8 +210,11 @@ static void run(const struct request *request, char *body, int *fds, int num_fds
 }
 
 static void run_from_memfd(const struct request *request, int *fds, int num_fds) {
+    struct stat status;
     void *body = MAP_FAILED;
-    if (num_fds > 0 && request->body_bytes > 0)
+    errno = EINVAL;
+    if (num_fds > 0 && request->body_bytes > 0 && fstat(fds[num_fds - 1], &status) == 0 &&
+        status.st_size >= request->body_bytes)
         body = mmap(NULL, request->body_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE,
                     fds[num_fds - 1], 0);
     if (body == MAP_FAILED) {

@@ -42,6 +42,7 @@ class BoxProcess:
         self._on_end = on_end
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.init_pid = self.init_pidfd = self.root_fd = -1
+        self._said = b""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._diagnostics, their_stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -125,9 +126,10 @@ class BoxProcess:
 
     def said(self) -> str:
         """What the launcher or bubblewrap wrote before PID 1 took over: why they failed."""
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._diagnostics, 4096).decode("utf-8", "replace").strip()
-        return ""
+        if self._diagnostics >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._said += os.read(self._diagnostics, 4096)
+        return self._said.decode("utf-8", "replace").strip()
 
     # --- the end ------------------------------------------------------------------------
 
@@ -164,6 +166,7 @@ class BoxProcess:
         if not self.ready.done():
             self.ready.set_exception(SandboxError("the box ended before it was ready"))
             self.ready.exception()
+        self.said()
         self._control.close()
         for fd in (self.root_fd, self.init_pidfd, self._launcher_pidfd, self._diagnostics):
             if fd >= 0:

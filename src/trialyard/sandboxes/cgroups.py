@@ -168,12 +168,15 @@ class BoxCgroup:
         for path in self.joins:
             kill_members(path)
 
-    def remove(self) -> bool:
-        """Remove what can be removed; True when nothing is left. Call again when False."""
+    def close_counters(self) -> None:
         for fd in self._fds.values():
             if fd >= 0:
                 os.close(fd)
         self._fds.clear()
+
+    def remove(self) -> bool:
+        """Remove what can be removed; True when nothing is left. Call again when False."""
+        self.close_counters()
         left = [path for path in self.joins if not remove_directory(path)]
         return not left
 

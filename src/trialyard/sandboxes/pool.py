@@ -23,6 +23,7 @@ from trialyard.sandboxes.plan import check_workdir
 from trialyard.sandboxes.zygote import WarmImport
 
 _REFILLS_AT_ONCE = 2
+_REFILL_DELAY_S = 0.005
 _STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
 """More starts side by side only make each slower."""
 
@@ -111,6 +112,11 @@ class NamespacePool:
             "lost": self._counts.lost,
             "leaked": self._counts.leaked,
         }
+
+    def zygote_pids(self) -> list[int]:
+        """Host pids of the warm interpreters, for accounting."""
+        zygotes = self._host.zygotes if self._host else None
+        return zygotes.pids() if zygotes else []
 
     def leases(self) -> dict[str, str]:
         """Box id -> owner of every box that is in use."""
@@ -225,13 +231,23 @@ class NamespacePool:
     # --- keeping warm -------------------------------------------------------------------
 
     def _want_refill(self, kind: BoxKind) -> None:
-        if not self._closed:
-            self._refill_wanted[kind] = None
+        """At once when none is left; else a moment later, out of the way of what runs now."""
+        if self._closed:
+            return
+        self._refill_wanted[kind] = None
+        if not self._shelf(kind).boxes:
             self._refill()
+        else:
+            asyncio.get_running_loop().call_later(_REFILL_DELAY_S, self._refill)
 
     def _refill(self) -> None:
         """Start background tasks while a wanted kind has too few unused boxes."""
-        while self._refill_wanted and self._num_refills < _REFILLS_AT_ONCE and not self._waiters:
+        while (
+            not self._closed
+            and self._refill_wanted
+            and self._num_refills < _REFILLS_AT_ONCE
+            and not self._waiters
+        ):
             kind, _ = self._refill_wanted.popitem(last=False)
             shelf = self._shelf(kind)
             short = self._warm_per_kind - len(shelf.boxes) - shelf.starting

@@ -99,7 +99,7 @@ class Zygote:
         # Standard streams are pipes, as those of its forks will be: Python looks at them once.
         given = (pipes[0][0], pipes[1][1], pipes[2][1])
         try:
-            self._pid = os.posix_spawn(
+            self.pid = os.posix_spawn(
                 argv[0],
                 list(argv),
                 {},
@@ -177,7 +177,7 @@ class Zygote:
         self._on_lost()
 
     def _reap(self) -> bool:
-        return os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return os.waitpid(self.pid, os.WNOHANG)[0] != 0
 
     async def close(self) -> None:
         """End the process and reap it."""
@@ -190,7 +190,7 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 if not self._reap():
                     if self._loop.time() > deadline_s:
-                        os.kill(self._pid, 9)
+                        os.kill(self.pid, 9)
                     await asyncio.sleep(0.002)
                     continue
             return
@@ -230,6 +230,9 @@ class Zygotes:
             return None
         self._zygotes.move_to_end(kind)
         return zygote if zygote.ready else None
+
+    def pids(self) -> list[int]:
+        return [zygote.pid for zygote in self._zygotes.values()]
 
     def _start(self, kind: StartKind) -> None:
         if self._num_failures >= MAX_FAILURES:

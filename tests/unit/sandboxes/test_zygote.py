@@ -232,7 +232,7 @@ async def test_a_dead_zygote_is_the_hosts_fault_and_replaced(pool: NamespacePool
             box.run([*START, "-c", "import time; time.sleep(60)"], env=WARM_ENV)
         )
         await asyncio.sleep(0.3)
-        os.kill(zygote._pid, signal.SIGKILL)
+        os.kill(zygote.pid, signal.SIGKILL)
         with pytest.raises(SandboxLost) as lost:
             await task
         assert "interpreter" in lost.value.host_evidence

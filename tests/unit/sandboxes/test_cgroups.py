@@ -1,0 +1,133 @@
+"""Control groups: which hierarchies are found, what is written, what is read, on v1 and v2.
+
+The second version is tested on a directory that looks like it: these hosts have the first.
+"""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from trialyard.core.errors import LimitUnsupported
+from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.cgroups import CgroupParent, Hierarchy, find_hierarchies
+
+LIMITS = Limits(cpus=0.5, memory_bytes=64 << 20, pids=32)
+
+
+def mountinfo(*lines: tuple[str, str, str]) -> str:
+    return "".join(
+        f"{30 + i} 25 0:{i} / {point} rw,relatime shared:{i} - {kind} cgroup rw,{options}\n"
+        for i, (point, kind, options) in enumerate(lines)
+    )
+
+
+def v1_roots(tmp_path: Path) -> dict[str, Path]:
+    roots = {name: tmp_path / name for name in ("memory", "pids", "cpu,cpuacct", "freezer")}
+    for root in roots.values():
+        root.mkdir()
+    return roots
+
+
+def test_version_1_controllers_are_found_where_they_are_mounted(tmp_path: Path) -> None:
+    roots = v1_roots(tmp_path)
+    text = mountinfo(*((str(path), "cgroup", name) for name, path in roots.items()))
+    found = {h.root: h.controllers for h in find_hierarchies(text, "3:memory:/own\n")}
+    assert found == {
+        roots["memory"]: {"memory"},
+        roots["pids"]: {"pids"},
+        roots["cpu,cpuacct"]: {"cpu", "cpuacct"},
+    }
+
+
+def test_an_empty_version_2_tree_beside_version_1_gives_nothing(tmp_path: Path) -> None:
+    unified = tmp_path / "unified"
+    unified.mkdir()
+    (unified / "cgroup.controllers").write_text("\n")
+    assert find_hierarchies(mountinfo((str(unified), "cgroup2", "x")), "0::/\n") == []
+
+
+def test_version_2_controllers_come_from_its_own_list(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    [found] = find_hierarchies(mountinfo((str(tmp_path), "cgroup2", "x")), "0::/a\n")
+    assert (found.root, found.version) == (tmp_path, 2)
+    assert found.controllers == {"cpu", "memory", "pids"}
+
+
+def test_a_missing_controller_is_named(tmp_path: Path) -> None:
+    hierarchies = [Hierarchy(tmp_path, 1, frozenset({"memory", "cpu"}))]
+    with pytest.raises(LimitUnsupported, match="pids"):
+        CgroupParent(hierarchies, "owner")
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> CgroupParent:
+    for inner in (tmp_path, tmp_path / "trialyard", tmp_path / "trialyard" / "me"):
+        inner.mkdir(exist_ok=True)
+        (inner / "cgroup.subtree_control").write_text("")
+    return CgroupParent([Hierarchy(tmp_path, 2, frozenset({"memory", "pids", "cpu"}))], "me")
+
+
+def test_version_2_controllers_are_handed_down(v2: CgroupParent, tmp_path: Path) -> None:
+    for inner in (tmp_path, tmp_path / "trialyard", tmp_path / "trialyard" / "me"):
+        assert (inner / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+def test_version_2_limits_are_set_before_joining(v2: CgroupParent, tmp_path: Path) -> None:
+    _, steps = v2.prepare("u1", LIMITS)
+    box = str(tmp_path / "trialyard" / "me" / "u1")
+    assert steps == [
+        "--group", box,
+        "--set", f"{box}/memory.max", str(64 << 20),
+        "--set", f"{box}/memory.swap.max", "0",
+        "--set", f"{box}/memory.oom.group", "1",
+        "--set", f"{box}/pids.max", "33",  # bubblewrap waits in the group, outside the box
+        "--set", f"{box}/cpu.max", "50000 100000",
+        "--join", box,
+    ]  # fmt: skip
+
+
+def test_version_2_counters_are_read(v2: CgroupParent, tmp_path: Path) -> None:
+    box, _ = v2.prepare("u1", LIMITS)
+    group = tmp_path / "trialyard" / "me" / "u1"
+    group.mkdir()
+    for name, text in {
+        "memory.events": "low 0\nhigh 0\nmax 7\noom 2\noom_kill 3\noom_group_kill 1\n",
+        "memory.peak": "123456\n",
+        "cpu.stat": "usage_usec 5000\nuser_usec 3000\n",
+        "pids.peak": "9\n",
+        "pids.current": "3\n",
+        "pids.events": "max 4\n",
+    }.items():
+        (group / name).write_text(text)
+    assert box.oom_kills() == 3
+    assert box.memory_peak_bytes() == 123456
+    assert box.cpu_us() == 5000
+    assert (box.pids_peak(), box.pids_now(), box.pids_refused()) == (8, 2, 4)
+    box.close_counters()
+
+
+def test_a_counter_that_the_kernel_lacks_reads_zero(v2: CgroupParent, tmp_path: Path) -> None:
+    box, _ = v2.prepare("u1", LIMITS)
+    (tmp_path / "trialyard" / "me" / "u1").mkdir()
+    assert box.memory_peak_bytes() == box.pids_peak() == box.oom_kills() == 0
+
+
+def test_version_1_has_a_directory_for_each_hierarchy(tmp_path: Path) -> None:
+    roots = v1_roots(tmp_path)
+    hierarchies = [
+        Hierarchy(roots["memory"], 1, frozenset({"memory"})),
+        Hierarchy(roots["pids"], 1, frozenset({"pids"})),
+        Hierarchy(roots["cpu,cpuacct"], 1, frozenset({"cpu", "cpuacct"})),
+    ]
+    parent = CgroupParent(hierarchies, "me")
+    box, steps = parent.prepare("u1", LIMITS)
+    assert len(box.joins) == 3
+    memory, pids, cpu = (roots[n] / "trialyard/me/u1" for n in ("memory", "pids", "cpu,cpuacct"))
+    settings = dict(itertools.pairwise(steps))
+    assert settings[f"{memory}/memory.limit_in_bytes"] == str(64 << 20)
+    assert settings[f"{memory}/memory.swappiness"] == "0"
+    assert settings[f"{pids}/pids.max"] == "33"
+    assert settings[f"{cpu}/cpu.cfs_quota_us"] == "50000"
+    assert parent.remove()
+    assert not (roots["memory"] / "trialyard" / "me").exists()

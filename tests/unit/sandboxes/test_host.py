@@ -1,0 +1,126 @@
+"""Refusing to run where boxes would not be safe, with the cure in the message."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.boxes import namespace_pool
+from trialyard.core.errors import SandboxUnavailable, UserError
+from trialyard.core.image import Image
+from trialyard.core.sandbox import Limits
+from trialyard.images.host import host_image
+from trialyard.sandboxes import doctor, native, system_files
+from trialyard.sandboxes.plan import check_workdir
+from trialyard.sandboxes.pool import NamespacePool
+
+
+async def use(pool: NamespacePool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test"):
+        pass
+
+
+async def test_an_ordinary_user_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SandboxUnavailable, match="as root"):
+        await use(namespace_pool())
+
+
+async def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
+        await use(namespace_pool())
+
+
+async def test_without_the_native_program_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PROGRAM_NAME", "absent")
+    with pytest.raises(SandboxUnavailable, match="C compiler"):
+        await use(namespace_pool())
+
+
+async def test_a_missing_layer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="/opt/x"):
+        await use(namespace_pool(layers={"/opt/x": tmp_path / "absent"}))
+
+
+async def test_a_box_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    broken = Image("broken", "0", (str(tmp_path / "absent"),))
+    pool = NamespacePool({"host": host_image(), "broken": broken})
+    with pytest.raises(SandboxUnavailable, match=r"mount overlay.*No such file"):
+        async with pool.acquire(image="broken", limits=Limits(), owner="test"):
+            pass
+    await use(pool)
+    await pool.close()
+    assert pool.counters()["leaked"] == 0
+
+
+async def test_an_image_of_layers_is_writable_for_its_box_alone(tmp_path: Path) -> None:
+    for name in ("usr", "lib64", "proc", "dev", "etc", "data"):
+        (tmp_path / "image" / name).mkdir(parents=True)
+    (tmp_path / "image" / "data" / "x").write_text("from the image")
+    (tmp_path / "image" / "data" / "open").mkdir(mode=0o777)
+    (tmp_path / "image" / "data" / "open").chmod(0o777)
+    os.chmod(tmp_path, 0o755)  # noqa: PTH101 - pytest makes it private
+    image = Image("layers", "1", (str(tmp_path / "image"),))
+    # A static program is all that this image needs.
+    pool = NamespacePool({"layers": image}, layers={"/bin/box": native.native_program()})
+    async with pool.acquire(image="layers", limits=Limits(), owner="test") as box:
+        assert (await box.run(["/bin/box", "version"])).stdout == b"2\n"
+        assert await box.read("/data/x") == b"from the image"
+        await box.write("/data/open/new", b"mine")
+    assert not (tmp_path / "image" / "data" / "open" / "new").exists()
+    async with pool.acquire(image="layers", limits=Limits(), owner="test") as box:
+        assert await box.list("/data/open") == []
+    await pool.close()
+
+
+@pytest.mark.parametrize("workdir", ["/work", "/testbed", "/home/user/x", "/tmp/a"])
+def test_places_for_work(workdir: str) -> None:
+    assert check_workdir(workdir + "/") == workdir
+
+
+def test_equal_packages_equal_digest(tmp_path: Path) -> None:
+    assert host_image() == host_image()
+    assert host_image().lowers == ()
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text("a")
+    first = host_image(tmp_path).digest
+    (tmp_path / "var/lib/dpkg/status").write_text("b")
+    assert host_image(tmp_path).digest != first
+
+
+def test_etc_holds_nothing_secret(tmp_path: Path) -> None:
+    etc = system_files.shared_etc(tmp_path)
+    assert system_files.shared_etc(tmp_path) == etc
+    names = {entry.name for entry in etc.iterdir()}
+    assert names.isdisjoint({"shadow", "ssh", "machine-id", "sudoers", "gshadow", "ssl-private"})
+    assert "root:x" in (etc / "passwd").read_text()
+    for path in etc.rglob("*"):
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o004, path
+
+
+def test_the_doctor_finds_this_host_safe() -> None:
+    findings = asyncio.run(doctor.examine())
+    assert [f.name for f in findings if not f.ok] == []
+    assert findings[-1].name == "a box"
+    assert "no capabilities" in findings[-1].detail
+
+
+def test_the_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_bubblewrap() -> Path:
+        raise SandboxUnavailable("bubblewrap (bwrap) is missing; install it")
+
+    monkeypatch.setattr(doctor, "find_bubblewrap", no_bubblewrap)
+    findings = {finding.name: finding for finding in asyncio.run(doctor.examine())}
+    assert not findings["bubblewrap"].ok
+    assert findings["bubblewrap"].required
+    assert "install" in findings["bubblewrap"].cure
+    assert "a box" not in findings  # nothing was started
+
+
+def test_dev_null_must_be_the_null_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stat.S_ISCHR", lambda _: False)
+    with pytest.raises(SandboxUnavailable, match="mknod"):
+        system_files.check_dev_null()
