@@ -1,11 +1,13 @@
 """The box is a sandbox: each layer is looked at itself, from inside and from the host."""
 
 # ruff: noqa: ASYNC240 - the host is looked at directly
+import struct
 from pathlib import Path
 
 import pytest
 
-from tests.boxes import PYTHON, a_box, processes_of_uid, status_of
+from tests.boxes import PYTHON, a_box, namespace_pool, processes_of_uid, status_of
+from trialyard.sandboxes import host
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.owner import UID_BASE
 from trialyard.sandboxes.pool import NamespacePool
@@ -36,6 +38,7 @@ async def test_pid_1_has_no_capability_either_and_cannot_be_inspected(
     box: NamespaceSandbox,
 ) -> None:
     status = status_of(box.host_pid)
+    assert status["NSsid"].split()[-1] == "1"  # a session of its own
     assert status["CapEff"] == status["CapBnd"] == NO_CAPABILITIES
     assert status["Seccomp"] == "2"
     assert Path(f"/proc/{box.host_pid}/environ").read_bytes() in (b"", b"PWD=/\0")
@@ -118,6 +121,19 @@ async def test_the_system_is_mounted_read_only_without_setuid_or_devices(
     assert "/sys" not in mounts
 
 
+async def test_files_about_the_host_are_covered_or_refused(box: NamespaceSandbox) -> None:
+    for name in (
+        "keys", "interrupts", "cmdline", "kcore", "kmsg", "slabinfo", "timer_list", "kpagecount",
+        "kpageflags", "vmallocinfo", "sysrq-trigger", "sched_debug",
+    ):  # fmt: skip
+        result = await box.run(["cat", f"/proc/{name}"])
+        assert result.stdout == b"", name
+    addresses = await stdout_of(box, "sh", "-c", "cut -d' ' -f1 /proc/kallsyms | sort -u")
+    assert set(addresses.split()) <= {"0" * 16}
+    regions = await stdout_of(box, "sh", "-c", "cut -d: -f1 /proc/iomem | sort -u")
+    assert set(regions.split()) <= {"00000000-00000000"}
+
+
 async def test_no_terminal_and_a_session_of_its_own(box: NamespaceSandbox) -> None:
     code = """
 import os
@@ -171,6 +187,21 @@ async def test_the_kernel_is_out_of_reach(box: NamespaceSandbox, what: str, code
         assert result.stdout == b"-1 EPERM\n"
     assert result.stdout.split()[0] == b"-1", (what, result)
     assert result.stdout.split()[1] in (b"EPERM", b"ENOSYS"), (what, result)
+
+
+async def test_user_namespaces_are_locked_without_the_filters_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allow_all = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+    monkeypatch.setattr(host, "seccomp_filters", lambda: (allow_all, allow_all))
+    pool = namespace_pool()
+    async with a_box(pool) as box:
+        code = (
+            "import ctypes; libc = ctypes.CDLL(None, use_errno=True);"
+            "print(libc.unshare(0x10000000), ctypes.get_errno() in (1, 28), libc.unshare(0x20000))"
+        )
+        assert await python_in(box, code) == "-1 True -1\n"
+    await pool.close()
 
 
 async def test_ordinary_sockets_work_on_loopback_only(box: NamespaceSandbox) -> None:

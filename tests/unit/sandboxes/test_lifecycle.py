@@ -33,6 +33,22 @@ asyncio.run(main())
 """
 
 
+BUSY_SUPERVISOR = """
+import asyncio
+from tests.boxes import namespace_pool
+from trialyard.core.sandbox import Limits
+async def use(pool):
+    while True:
+        async with pool.acquire(image="host", limits=Limits(), owner="t") as box:
+            await box.run(["true"])
+async def main():
+    pool = namespace_pool(max_boxes=6, warm_per_kind=3)
+    print(pool._open_host().owner.name, flush=True)
+    await asyncio.gather(*(use(pool) for _ in range(3)))
+asyncio.run(main())
+"""
+
+
 def until(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline:
@@ -58,6 +74,24 @@ def test_killing_the_supervisor_ends_its_boxes_and_leaves_nothing() -> None:
     assert until(lambda: processes_of_uid(uid) == [])
     assert until(lambda: groups_of(owner) == [])
     assert until(lambda: not Path("/run/trialyard/owners", owner).exists())
+
+
+def test_killing_the_supervisor_at_any_moment_leaves_nothing() -> None:
+    """Also while boxes are being set up, when bubblewrap's own precaution does not hold yet."""
+    owners = []
+    for delay_s in (0.0, 0.002, 0.005, 0.009, 0.014, 0.02, 0.03, 0.05):
+        supervisor = subprocess.Popen(
+            [sys.executable, "-c", BUSY_SUPERVISOR], stdout=subprocess.PIPE, text=True
+        )
+        assert supervisor.stdout is not None
+        owners.append(supervisor.stdout.readline().strip())
+        time.sleep(delay_s)
+        supervisor.kill()
+        supervisor.wait()
+        supervisor.stdout.close()
+    for owner in owners:
+        assert until(lambda owner=owner: groups_of(owner) == []), owner  # type: ignore[misc]
+        assert until(lambda owner=owner: not Path("/run/trialyard/owners", owner).exists())  # type: ignore[misc]
 
 
 async def test_the_next_owner_sweeps_what_is_left_when_the_keeper_dies_too() -> None:
