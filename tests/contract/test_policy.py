@@ -11,6 +11,7 @@ from tests.models import tiny_directory
 from trialyard.core.errors import ContextOverflow, PolicyError
 from trialyard.core.policy import Completion, Message, Policy, Sampling, TrainablePolicy
 from trialyard.policies.hf import HFPolicy
+from trialyard.policies.hf_process import ProcessPolicy
 from trialyard.policies.openai import OpenAIPolicy
 from trialyard.policies.scripted import ScriptedPolicy
 from trialyard.testing.policy import FakePolicy
@@ -56,7 +57,7 @@ async def chat_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         writer.close()
 
 
-@pytest.fixture(params=["scripted", "hf", "openai", "fake"])
+@pytest.fixture(params=["scripted", "hf", "process", "openai", "fake"])
 async def policy(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[Policy]:
     made: Policy
     async with await asyncio.start_server(chat_server, "127.0.0.1", 0) as server:
@@ -64,6 +65,8 @@ async def policy(request: pytest.FixtureRequest, directory: Path) -> AsyncIterat
             made = ScriptedPolicy(["first", "then"])
         elif request.param == "hf":
             made = HFPolicy(directory)
+        elif request.param == "process":
+            made = ProcessPolicy(directory)
         elif request.param == "fake":
             made = FakePolicy(lambda messages, sampling: f"turn {len(messages)}")
         else:
@@ -73,13 +76,15 @@ async def policy(request: pytest.FixtureRequest, directory: Path) -> AsyncIterat
         await made.close()
 
 
-@pytest.fixture(params=["hf", "fake"])
+@pytest.fixture(params=["hf", "process", "fake"])
 async def trainable(
     request: pytest.FixtureRequest, directory: Path
 ) -> AsyncIterator[TrainablePolicy]:
     made: TrainablePolicy
     if request.param == "hf":
         made = HFPolicy(directory)
+    elif request.param == "process":
+        made = ProcessPolicy(directory)
     else:
         made = FakePolicy(lambda messages, sampling: "say " * 20)
     yield made

@@ -9,9 +9,7 @@ lives as long as it does: the kernel counts the death of that thread as the pare
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,12 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from trialyard.core.child import die_with_parent, ending
 from trialyard.core.errors import LearnerError, TrialyardError
 from trialyard.core.learner import StepReport, TrainingSequence
 from trialyard.learning.settings import RlSettings, SftSettings
 
 Method = Literal["sft_step", "rl_step", "weights", "save", "restore"]
-PR_SET_PDEATHSIG = 1
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -107,21 +105,9 @@ class ProcessLearner:
             except (EOFError, OSError):
                 code = self._process.wait(CLOSE_TIMEOUT_S)
                 return LearnerError(
-                    f"the learner process is gone ({_ending(code)}) during {method};"
+                    f"the learner process is gone ({ending(code)}) during {method};"
                     " resume the run from its last checkpoint"
                 )
-
-
-def _ending(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 async def _serve(connection: Connection) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from trialyard.core.errors import ConfigError, PolicyError
+from trialyard.core.errors import ConfigError, NotFoundError, PolicyError
 from trialyard.core.learner import TrainingSequence
 from trialyard.core.policy import Message
 
@@ -212,6 +212,8 @@ def _generation_stops(directory: Path) -> set[int]:
 def load_conversation(directory: Path) -> Conversation:
     """The conversation form of a model directory."""
     path = directory / "tokenizer.json"
+    if not any(directory.glob("tokenizer*")):
+        raise NotFoundError(f"no tokenizer in {directory}; name a Hugging Face model directory")
     if path.is_file():
         tokenizer = Tokenizer.from_file(str(path))
         if all(tokenizer.token_to_id(piece) is not None for piece in SPECIAL_PIECES):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import tiny_directory
+from tests.processes import is_gone
 from trialyard.core.errors import LearnerError
 from trialyard.core.learner import TrainingSequence
 from trialyard.learning.process import ProcessLearner
@@ -31,19 +32,6 @@ time.sleep(60)
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_directory(tmp_path_factory.mktemp("model"))
-
-
-def is_gone(process: int, *, within_s: float) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 async def test_a_killed_child_is_a_learner_error(directory: Path) -> None:
