@@ -151,6 +151,7 @@ class TemplateConversation:
                 f"the tokenizer in {directory} has no chat template; use a chat model"
                 " or add chat_template to tokenizer_config.json"
             )
+        self._marks = tuple(self._tokenizer.get_added_vocab())
         self._stop_ids = frozenset({self._tokenizer.eos_token_id, *_generation_stops(directory)})
 
     @property
@@ -158,13 +159,13 @@ class TemplateConversation:
         return self._stop_ids
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        spoken = [message for message in messages if message.role == "assistant"]
-        marks = [f"mark{index}of{len(spoken)}spoken" for index in range(len(spoken))]
+        spliced = [message for message in messages if self._is_spliced(message)]
+        marks = [f"mark{index}of{len(spliced)}spliced" for index in range(len(spliced))]
         pending = iter(marks)
         rendered = [
             {
                 "role": message.role,
-                "content": next(pending) if message.role == "assistant" else message.content,
+                "content": next(pending) if self._is_spliced(message) else message.content,
             }
             for message in messages
         ]
@@ -172,17 +173,26 @@ class TemplateConversation:
             rendered, tokenize=False, add_generation_prompt=True
         )
         ids: list[int] = []
-        for mark, message in zip(marks, spoken, strict=True):
+        for mark, message in zip(marks, spliced, strict=True):
             before, found, text = text.partition(mark)
             if not found:
                 raise PolicyError(
-                    "the chat template drops or reorders assistant messages, so sampled tokens"
-                    " cannot be kept; use a template that renders every turn"
+                    "the chat template drops or reorders messages, so sampled tokens cannot be"
+                    " kept; use a template that renders every turn"
                 )
-            output = list(_content_ids(message, self.output_ids))
-            ids += [*self._encode(before), *output]
-            text = self._without_stop(text, output)
+            ids += self._encode(before)
+            if message.role == "assistant":
+                output = list(_content_ids(message, self.output_ids))
+                ids += output
+                text = self._without_stop(text, output)
+            else:
+                ids += _content_ids(message, self._encode_plain)
         return [*ids, *self._encode(text)]
+
+    def _is_spliced(self, message: Message) -> bool:
+        """Whether tokens are put in beside the template: those that were sampled, and text
+        in which a program or a person wrote a role mark, which must not become one."""
+        return message.role == "assistant" or any(mark in message.content for mark in self._marks)
 
     def _without_stop(self, text: str, output: Sequence[int]) -> str:
         """Text behind a completion, without the stop token that the completion holds itself."""
@@ -192,7 +202,7 @@ class TemplateConversation:
         return text
 
     def output_ids(self, text: str) -> list[int]:
-        return [*self._encode(text), self._tokenizer.eos_token_id]
+        return [*self._encode_plain(text), self._tokenizer.eos_token_id]
 
     def text(self, output_ids: Sequence[int]) -> str:
         kept = [token for token in output_ids if token not in self._stop_ids]
@@ -200,6 +210,13 @@ class TemplateConversation:
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Tokens of text in which nothing is a special token."""
+        ids: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=True
+        )
         return ids
 
 

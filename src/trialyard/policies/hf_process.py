@@ -67,9 +67,9 @@ async def read_frame(reader: asyncio.StreamReader) -> Any:
     return pickle.loads(await reader.readexactly(length))
 
 
-def write_frame(writer: asyncio.StreamWriter, value: object) -> None:
+def frame(value: object) -> bytes:
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    writer.write(LENGTH.pack(len(data)) + data)
+    return LENGTH.pack(len(data)) + data
 
 
 class ProcessPolicy:
@@ -80,7 +80,6 @@ class ProcessPolicy:
     ) -> None:
         self.conversation: Conversation = load_conversation(directory)
         self._version = version
-        self._start = Start(os.getpid(), directory, version, max_rows, num_threads)
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -89,6 +88,9 @@ class ProcessPolicy:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        start = Start(os.getpid(), directory, version, max_rows, num_threads)
+        with contextlib.suppress(OSError):  # a child that is gone is reported by the first call
+            self._socket.sendall(frame(start))
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._writer: asyncio.StreamWriter | None = None
@@ -134,12 +136,12 @@ class ProcessPolicy:
         number, future = self._number, asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
-            write_frame(writer, Call(number, method, arguments))
+            writer.write(frame(Call(number, method, arguments)))
             with contextlib.suppress(ConnectionError):  # the receiver reports it
                 await writer.drain()
             return await future
         except asyncio.CancelledError:
-            write_frame(writer, Call(number, "cancel"))
+            writer.write(frame(Call(number, "cancel")))
             raise
         finally:
             self._calls.pop(number, None)
@@ -150,7 +152,6 @@ class ProcessPolicy:
                 if self._failure is not None:
                     raise self._failure
                 reader, self._writer = await asyncio.open_connection(sock=self._socket)
-                write_frame(self._writer, self._start)
                 self._receiver = asyncio.ensure_future(self._receive(reader))
             return self._writer
 
@@ -213,7 +214,7 @@ async def serve(connection: socket.socket) -> None:
             except Exception as error:  # noqa: BLE001 - the parent raises it
                 outcome = error
         counters = (policy.busy_s, policy.num_sampled_tokens) if policy else (0.0, 0)
-        write_frame(writer, Reply(call.number, outcome, *counters))
+        writer.write(frame(Reply(call.number, outcome, *counters)))
         del tasks[call.number]
 
     while True:
