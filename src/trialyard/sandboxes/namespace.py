@@ -54,7 +54,7 @@ class NamespaceSandbox:
         self._first_cpu_us: int | None = None
         self._why = self._host_evidence = ""
         self._end: asyncio.Task[None] | None = None
-        self._lost: SandboxLost | None = None
+        self._lost: asyncio.Future[SandboxLost] = self._loop.create_future()
         self._files: BoxFiles
         self.leaked = False
         argv = host.plan(image, limits, workdir).argv(group_steps, uid)
@@ -173,7 +173,7 @@ class NamespaceSandbox:
         request = check_request(argv, env, cwd, self._workdir)
         if timeout_s is not None and not timeout_s > 0:
             raise UserError(f"timeout_s {timeout_s!r}: must be positive")
-        self._check_alive()
+        await self._check_alive()
         if cwd is not None:
             self._check_cwd(request.cwd)
         zygote = self._zygote_for(request)
@@ -235,8 +235,8 @@ class NamespaceSandbox:
                 if self._loop.time() > deadline_s:
                     self.destroy("its PID 1 takes no requests")
                 await asyncio.sleep(0.005)
-            except OSError as error:
-                self.destroy(f"its PID 1 takes no requests ({error.strerror})")
+            except OSError:  # PID 1 is gone; the end of its socket says so too
+                self._on_end(None)
                 return
 
     def _zygote_for(self, request: RunRequest) -> Zygote | None:
@@ -290,48 +290,49 @@ class NamespaceSandbox:
         alone = command is not None and command.forked and not self._overlapped
         try:
             self._process.send([protocol.kill_request(id, alone=alone)])
-        except OSError:
+        except BlockingIOError:
             self.destroy("its PID 1 takes no requests")
+        except OSError:
+            self._on_end(None)
 
     # --- files --------------------------------------------------------------------------
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        self._check_alive()
+        await self._check_alive()
         return self._files.read(path, max_bytes)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        self._check_alive()
+        await self._check_alive()
         self._files.write(path, data, mode)
 
     async def upload(self, files: Mapping[str, bytes], *, directory: str) -> None:
-        self._check_alive()
+        await self._check_alive()
         self._files.upload(files, directory)
 
     async def download(
         self, directory: str, *, max_bytes: int = 64 << 20, max_files: int = 4096
     ) -> dict[str, bytes]:
-        self._check_alive()
+        await self._check_alive()
         return self._files.download(directory, max_bytes, max_files)
 
     async def list(self, path: str) -> list[FileStat]:
-        self._check_alive()
+        await self._check_alive()
         return self._files.list(path)
 
     async def stat(self, path: str) -> FileStat:
-        self._check_alive()
+        await self._check_alive()
         return self._files.stat(path)
 
     async def remove(self, path: str) -> None:
-        self._check_alive()
+        await self._check_alive()
         self._files.remove(path)
 
     # --- the end ------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
-        if self._lost is not None:
-            raise SandboxLost(str(self._lost), host_evidence=self._lost.host_evidence)
+    async def _check_alive(self) -> None:
         if self._end is not None:
-            raise SandboxLost(f"box {self._id} is gone: {self._why or 'it ended'}")
+            lost = await asyncio.shield(self._lost)
+            raise SandboxLost(str(lost), host_evidence=lost.host_evidence)
 
     def destroy(self, why: str) -> None:
         """Kill all of the box now; the first `why` goes into the errors that follow."""
@@ -357,9 +358,10 @@ class NamespaceSandbox:
             self._deadline.cancel()
         wait_status = await self._process.wait()
         out_of_memory = self._cgroup.oom_kills() > 0
-        self._lost = self._explain(wait_status, out_of_memory)
+        lost = self._explain(wait_status, out_of_memory)
+        self._lost.set_result(lost)
         for command in list(self._commands.values()):
-            command.box_ended(self._lost, out_of_memory=out_of_memory)
+            command.box_ended(lost, out_of_memory=out_of_memory)
         self._process.close()
         self.leaked = not await self._remove_cgroup()
         if not self.leaked:

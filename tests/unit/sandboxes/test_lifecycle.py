@@ -135,6 +135,18 @@ async def test_a_box_killed_from_the_host_is_lost_with_evidence(
     assert "outside" in lost.value.host_evidence
 
 
+async def test_an_idle_box_killed_from_the_host_is_lost_with_evidence(
+    box: NamespaceSandbox,
+) -> None:
+    os.kill(box.host_pid, signal.SIGKILL)
+    with pytest.raises(SandboxLost) as lost:
+        await box.run(["true"])
+    assert "outside" in lost.value.host_evidence
+    with pytest.raises(SandboxLost) as lost:
+        await box.read("x")
+    assert "outside" in lost.value.host_evidence
+
+
 async def test_a_victim_that_dies_before_its_box_makes_no_result(box: NamespaceSandbox) -> None:
     task = asyncio.create_task(box.run(["sleep", "60"]))
     await asyncio.sleep(0.2)
