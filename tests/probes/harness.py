@@ -4,21 +4,18 @@ Host facts are planted first (a secret file, a sentinel process, a listener, a n
 box) and looked at afterwards. An invariant whose name is not known fails: nothing is skipped.
 """
 
-# ruff: noqa: ASYNC220, ASYNC240 - the host is looked at directly
+# ruff: noqa: ASYNC240 - the host is looked at directly
 import asyncio
-import contextlib
 import json
 import os
 import re
 import resource
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from tests.boxes import (
     processes_of_uid,
     warm_interpreter,
 )
+from tests.probes.planted import Planted, plant
 from trialyard.core.errors import FileAccessError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -41,20 +39,6 @@ MIB = 1 << 20
 WARM_START = [PYTHON, "-P", "-s", "-S"]
 PIPE_SLACK_MIB = 48
 """The supervisor may grow by kept output and pools of freed memory, not by a flood."""
-
-
-@dataclass
-class Planted:
-    """What is on the host while a probe runs."""
-
-    secret: str
-    other_secret: str
-    canary: Path
-    sentinel: subprocess.Popen[bytes]
-    port: int
-    abstract: str
-    host_name: str
-    neighbour: NamespaceSandbox
 
 
 @dataclass
@@ -169,58 +153,6 @@ def environment(run: Run, phase: int) -> dict[str, str]:
         "PROBE_PHASE": str(phase),
         "PATH": "/usr/local/bin:/usr/bin:/bin:/opt/trialyard/python/bin",
     }
-
-
-# --- what is planted --------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def plant(pool: NamespacePool, tmp_path: Path) -> AsyncIterator[Planted]:
-    secret, other = (f"secret-{secrets.token_hex(8)}" for _ in range(2))
-    canary = tmp_path / "canary.txt"
-    canary.write_text(secret)
-    canary.chmod(0o644)
-    sentinel = subprocess.Popen(["sleep", "600"])
-    with answering(secret) as (port, abstract):
-        try:
-            async with pool.acquire(image="host", limits=Limits(), owner="neighbour") as box:
-                assert isinstance(box, NamespaceSandbox)
-                await box.write("secret.txt", other.encode())
-                yield Planted(
-                    secret, other, canary, sentinel, port, abstract, socket.gethostname(), box
-                )
-        finally:
-            sentinel.kill()
-            sentinel.wait()
-
-
-@contextlib.contextmanager
-def answering(secret: str) -> Iterator[tuple[int, str]]:
-    """Listeners of the host, on its loopback and in its abstract socket names."""
-    name = f"trialyard-probe-{secrets.token_hex(4)}"
-    tcp = socket.create_server(("127.0.0.1", 0))
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind("\0" + name)
-    unix.listen()
-
-    def serve(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(secret.encode())
-
-    threads = [threading.Thread(target=serve, args=(listener,)) for listener in (tcp, unix)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield tcp.getsockname()[1], name
-    finally:
-        for listener in (tcp, unix):
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        for thread in threads:
-            thread.join()
 
 
 # --- judging ------------------------------------------------------------------------------
