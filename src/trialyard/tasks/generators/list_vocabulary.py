@@ -34,7 +34,9 @@ _PHRASES = (
     ),
 )
 _NUMBERS = tuple(str(number) for number in range(-60, 100))
-_SIGNED = r"(?<![\w)\]])-\d+(?!\w)"
+# A sign belongs to a value in a list; in arithmetic and in slices it is a piece of its own,
+# so that a constant of the English can be copied into the code whatever stands before it.
+_SIGNED = r"(?<![\w)\]:])-\d+(?![\w:])"
 
 
 def _alternatives() -> str:
