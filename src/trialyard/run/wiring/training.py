@@ -17,8 +17,8 @@ from trialyard.core.sandbox import SandboxPool
 from trialyard.core.trajectory import Demonstration, Trajectory
 from trialyard.learning.process import ProcessLearner
 from trialyard.learning.settings import RlSettings, SftSettings
-from trialyard.policies.hf import HFPolicy
 from trialyard.policies.hf_conversation import demonstration_sequence
+from trialyard.policies.hf_process import ProcessPolicy
 from trialyard.policies.hf_tiny import create_tiny_model
 from trialyard.rollout.ablation import FeedbackBank, SwappedFeedback
 from trialyard.rollout.rollout import Roller
@@ -57,7 +57,7 @@ async def open_yard(
         _make_model(directory, config)
         learner = _learner(directory, config)
         stack.push_async_callback(learner.close)
-        policy = HFPolicy(directory.model)
+        policy = ProcessPolicy(directory.model)
         stack.push_async_callback(policy.close)
         train_tasks, held_out = load_splits(config.tasks, config.seed)
         yield Yard(
@@ -126,21 +126,21 @@ def _learner(directory: RunDirectory, config: RunConfig) -> ProcessLearner:
     )
 
 
-def _demonstrations(config: RunConfig, policy: HFPolicy) -> list[TrainingSequence]:
+def _demonstrations(config: RunConfig, policy: ProcessPolicy) -> list[TrainingSequence]:
     if not config.sft.steps:
         return []
     shown = generate_demonstrations(config.tasks.generator, config.seed, config.sft.demonstrations)
     return [_sequence(policy, demonstration) for demonstration in shown]
 
 
-def _sequence(policy: HFPolicy, demonstration: Demonstration) -> TrainingSequence:
+def _sequence(policy: ProcessPolicy, demonstration: Demonstration) -> TrainingSequence:
     messages: list[Message] = []
     for context, output in demonstration.turns:
         messages += [Message("user", context), Message("assistant", output)]
     return demonstration_sequence(policy.conversation, messages)
 
 
-def _roller(config: RunConfig, policy: HFPolicy, pool: SandboxPool) -> Roller:
+def _roller(config: RunConfig, policy: ProcessPolicy, pool: SandboxPool) -> Roller:
     make_tool = tool_for
     if config.rollout.feedback == "swapped":
         bank = FeedbackBank()
