@@ -27,6 +27,8 @@ from trialyard.policies.hf_directory import Model, TransformersModel, load_model
 from trialyard.policies.hf_lanes import Lane, Request
 from trialyard.policies.hf_rows import ForwardRows, FusedLlama, LlamaRows, Rows
 
+GATHER_ROWS = 64
+"""So many waiting requests start at once, however long `gather_s` is."""
 JOIN_STEPS = 4
 """New requests wait for up to this many steps, so that their prompts are read together."""
 
@@ -54,8 +56,14 @@ class HFPolicy:
         version: int = 0,
         max_rows: int = 256,
         num_threads: int = 1,
+        gather_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
+        """With `gather_s`, requests wait up to so long to be decoded together.
+
+        A step costs nearly the same for one row and for a hundred, so where thousands of
+        rollouts share two cores with their boxes, waiting saves what small batches waste.
+        """
         self._clock = clock or SystemClock()
         self.conversation: Conversation = load_conversation(directory)
         self._model: Model = load_model(directory)
@@ -64,6 +72,8 @@ class HFPolicy:
         self._version = version
         self._max_rows = max_rows
         self._num_threads = num_threads
+        self._gather_s = gather_s
+        self._oldest_s = 0.0
         self._waiting: deque[Request] = deque()
         self._switches: deque[Switch] = deque()
         self._lanes: list[Lane] = []
@@ -128,6 +138,8 @@ class HFPolicy:
             if self._closed:
                 raise PolicyError("the policy is closed; make a new one")
             if isinstance(item, Request):
+                if not self._waiting:
+                    self._oldest_s = self._clock.monotonic_s()
                 self._waiting.append(item)
             else:
                 self._switches.append(item)
@@ -149,7 +161,7 @@ class HFPolicy:
                 begun_s = self._clock.monotonic_s()
                 self._switch()
                 since_join += 1
-                if since_join >= JOIN_STEPS or not self._lanes:
+                if (since_join >= JOIN_STEPS or not self._lanes) and self._gathering_s() <= 0:
                     since_join = 0
                     self._join()
                 finished = [request for lane in self._lanes for request in self._advance(lane)]
@@ -163,9 +175,18 @@ class HFPolicy:
 
     def _await_work(self) -> bool:
         with self._wake:
-            while not (self._closed or self._lanes or self._waiting or self._switches):
-                self._wake.wait()
+            while not (self._closed or self._lanes or self._switches):
+                left_s = self._gathering_s()
+                if self._waiting and left_s <= 0:
+                    break
+                self._wake.wait(left_s if self._waiting else None)
             return not self._closed
+
+    def _gathering_s(self) -> float:
+        """How much longer the waiting requests wait for company."""
+        if len(self._waiting) >= GATHER_ROWS:
+            return 0.0
+        return self._oldest_s + self._gather_s - self._clock.monotonic_s()
 
     def _switch(self) -> None:
         while self._switches and not (self._drains and self._lanes):

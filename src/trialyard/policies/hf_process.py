@@ -40,6 +40,7 @@ class Start:
     version: int
     max_rows: int
     num_threads: int
+    gather_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,13 @@ class ProcessPolicy:
     """Implements `TrainablePolicy`: an `HFPolicy` in a child process, for one event loop."""
 
     def __init__(
-        self, directory: Path, *, version: int = 0, max_rows: int = 256, num_threads: int = 1
+        self,
+        directory: Path,
+        *,
+        version: int = 0,
+        max_rows: int = 256,
+        num_threads: int = 1,
+        gather_s: float = 0.0,
     ) -> None:
         self.conversation: Conversation = load_conversation(directory)
         self._version = version
@@ -88,7 +95,7 @@ class ProcessPolicy:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        start = Start(os.getpid(), directory, version, max_rows, num_threads)
+        start = Start(os.getpid(), directory, version, max_rows, num_threads, gather_s)
         with contextlib.suppress(OSError):  # a child that is gone is reported by the first call
             self._socket.sendall(frame(start))
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -201,6 +208,7 @@ async def serve(connection: socket.socket) -> None:
             version=start.version,
             max_rows=start.max_rows,
             num_threads=start.num_threads,
+            gather_s=start.gather_s,
         )
     except TrialyardError as error:
         failure = error

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -269,3 +270,24 @@ async def test_models_of_transformers_run_out_before_a_switch(tmp_path: Path) ->
         assert list(old.logprobs or ()) == pytest.approx(expected, abs=1e-4)
     finally:
         await policy.close()
+
+
+async def test_gathered_requests_are_decoded_together(directory: Path) -> None:
+    joined: list[int] = []
+
+    def add(lane: Lane, requests: Sequence[Request]) -> None:
+        joined.append(len(requests))
+        plain_add(lane, requests)
+
+    plain_add = Lane.add
+    policy = HFPolicy(directory, gather_s=0.3)
+    try:
+        with patch.object(Lane, "add", add):
+            calls = []
+            for text in ("a", "b", "c"):
+                calls.append(asyncio.ensure_future(policy.complete(ask(text), Sampling())))
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*calls)
+    finally:
+        await policy.close()
+    assert joined == [3]

@@ -37,6 +37,9 @@ from trialyard.tasks.generators import list_vocabulary
 from trialyard.trajectories.store import TrajectoryStore
 from trialyard.weights.versions import WeightVersions
 
+GATHER_S = 0.25
+"""Rollouts in training wait so long for company at the sampler: throughput before latency."""
+
 
 @asynccontextmanager
 async def open_yard(
@@ -57,7 +60,7 @@ async def open_yard(
         _make_model(directory, config)
         learner = _learner(directory, config)
         stack.push_async_callback(learner.close)
-        policy = ProcessPolicy(directory.model)
+        policy = ProcessPolicy(directory.model, gather_s=GATHER_S)
         stack.push_async_callback(policy.close)
         train_tasks, held_out = load_splits(config.tasks, config.seed)
         yield Yard(
