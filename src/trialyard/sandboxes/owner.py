@@ -101,7 +101,7 @@ class Owner:
         self.uids.close()
         with _everybody_waits(self.directory.parent.parent):
             _remove_unused_parents(self._hierarchies)
-        shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -127,7 +127,10 @@ def reclaim_dead_owners(root: Path, hierarchies: list[Hierarchy]) -> list[str]:
     """Remove all that dead owners left; returns their names. Bounded in time."""
     dead = []
     for directory in sorted((root / "owners").iterdir()):
-        fd = _lock(directory / "lock")
+        try:
+            fd = _lock(directory / "lock")
+        except FileNotFoundError:  # its keeper was faster
+            continue
         if fd is None:
             continue
         os.close(fd)

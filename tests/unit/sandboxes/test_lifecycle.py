@@ -182,6 +182,7 @@ async def test_closing_a_box_during_a_command_is_no_result(pool: NamespacePool) 
 
 async def test_two_hundred_boxes_leave_nothing() -> None:
     fds, mounts = len(os.listdir("/proc/self/fd")), Path("/proc/self/mounts").read_text()
+    others = set(child_processes())  # of pools that other tests hold
     pool = namespace_pool(max_boxes=4, warm_per_kind=2)
     uids = set()
 
@@ -201,7 +202,7 @@ async def test_two_hundred_boxes_leave_nothing() -> None:
     counters = pool.counters()
     assert counters["created"] == counters["destroyed"] >= 200
     assert counters["leaked"] == counters["live"] == counters["warm"] == 0
-    assert child_processes() == []
+    assert set(child_processes()) <= others
     assert [pid for uid in uids for pid in processes_of_uid(uid)] == []
     assert groups_of(owner) == []
     assert not Path("/run/trialyard/owners", owner).exists()

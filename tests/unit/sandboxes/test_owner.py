@@ -10,7 +10,7 @@ import pytest
 from trialyard.core.errors import ResourceExhausted
 from trialyard.sandboxes import owner as owner_module
 from trialyard.sandboxes.cgroups import Hierarchy
-from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator
+from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator, reclaim_dead_owners
 
 
 def test_two_allocators_never_give_one_uid_twice(tmp_path: Path) -> None:
@@ -91,3 +91,13 @@ def test_an_owner_is_dead_when_its_process_is(tmp_path: Path) -> None:
     again = Owner(tmp_path, "again", [])
     assert not (tmp_path / "owners" / "other").exists()
     again.close()
+
+
+def test_an_owner_that_vanishes_during_the_sweep_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owners").mkdir()
+    gone = tmp_path / "owners" / "p1-gone"
+    listed = [gone]
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(listed))
+    assert reclaim_dead_owners(tmp_path, []) == []
