@@ -6,13 +6,13 @@ trajectories/ model/``. One live process at a time holds it, by a file lock.
 
 import fcntl
 import json
-import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trialyard.core.durable import replace_file
 from trialyard.core.errors import ConfigError, NotFoundError
 from trialyard.run.config import RunConfig, parse_config, to_toml
 
@@ -41,7 +41,7 @@ class RunDirectory:
             )
         try:
             root.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory.config_file, to_toml(config).encode())
+            replace_file(directory.config_file, to_toml(config).encode())
         except OSError as error:
             raise ConfigError(f"cannot create the run directory {root}: {error}") from error
         return directory
@@ -66,14 +66,4 @@ class RunDirectory:
             yield
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_atomically(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader or a crash sees the old or the new content, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+        replace_file(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
