@@ -41,7 +41,7 @@ class SftConfig(Record):
     """Supervised warm start on demonstrations; 0 steps leaves it out."""
 
     demonstrations: int = Field(default=2000, ge=1)
-    steps: int = Field(default=110, ge=0)
+    steps: int = Field(default=250, ge=0)
     batch: int = Field(default=48, ge=1)
 
 

@@ -142,29 +142,14 @@ def _has_reserved_constant(program: Program) -> bool:
 
 @lru_cache(maxsize=1)
 def _held_pairs() -> frozenset[tuple[str, int]]:
-    """One in four constants of every primitive that names one, the same for all seeds.
-
-    Smallest and largest stay in training, and siblings of a family hold out different
-    ones where they can, so that what is new is the pair and not the piece of code.
-    """
+    """One in four constants of every primitive that names one, the same for all seeds."""
     held: set[tuple[str, int]] = set()
-    for family, choices in _with_constants().items():
-        inner = choices[0].constants[1:-1]
-        shuffled = derive_random(0, "constants", family).sample(inner, len(inner))
-        supply = itertools.cycle(shuffled)
-        for choice in choices:
-            size = max(1, len(choice.constants) // 4)
-            held.update((choice.english, next(supply)) for _ in range(size))
-    return frozenset(held)
-
-
-def _with_constants() -> dict[str, list[Choice]]:
-    """Choices that name a constant, by family."""
-    families: dict[str, list[Choice]] = {}
     for choice in itertools.chain(*CHOICES.values()):
         if choice.constants and not choice.is_open:
-            families.setdefault(choice.family, []).append(choice)
-    return families
+            rng = derive_random(0, "constants", choice.english)
+            size = max(1, len(choice.constants) // 4)
+            held.update((choice.english, k) for k in rng.sample(choice.constants, size))
+    return frozenset(held)
 
 
 def _draw_program(rng: random.Random, difficulty: Difficulty) -> dict[Slot, Part]:
@@ -217,7 +202,7 @@ def _draw_inputs(program: Program, rng: random.Random, count: int) -> Inputs:
     constants = [part.k for part in program.values() if 0 < part.k < 10] or [0]
     inputs = []
     for _ in range(count):
-        values = rng.choices(_VALUES, k=rng.randint(6, 8))
+        values = rng.choices(_VALUES, k=rng.randint(5, 7))
         values[rng.randrange(len(values))] = rng.choice(constants)
         inputs.append(tuple(values))
     return tuple(inputs)

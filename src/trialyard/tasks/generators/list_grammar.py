@@ -59,7 +59,7 @@ class Part:
 Program = Mapping[Slot, Part]
 
 _SMALL = tuple(range(1, 9))
-_SLICE = (1, 2, 3, 4, 5)
+_SLICE = (1, 2, 3, 4)
 
 CHOICES: Mapping[Slot, tuple[Choice, ...]] = MappingProxyType(
     {
@@ -95,7 +95,7 @@ CHOICES: Mapping[Slot, tuple[Choice, ...]] = MappingProxyType(
         ),
         "end": (
             Choice("total", "return the sum", ("sum({c})",)),
-            Choice("total", "return how many", ("len({c})",)),
+            Choice("total", "return how many", ("len({c})",), "sum({c})"),
             Choice("extreme", "return the largest", ("max({c},default=0)",)),
             Choice("extreme", "return the smallest", ("min({c},default=0)",), "max({c},default=0)"),
             Choice(

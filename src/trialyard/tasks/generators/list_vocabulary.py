@@ -34,9 +34,7 @@ _PHRASES = (
     ),
 )
 _NUMBERS = tuple(str(number) for number in range(-60, 100))
-# A sign belongs to a value in a list; in arithmetic and in slices it is a piece of its own,
-# so that a constant of the English can be copied into the code whatever stands before it.
-_SIGNED = r"(?<![\w)\]:])-\d+(?![\w:])"
+_SIGNED = r"(?<![\w)\]])-\d+(?!\w)"
 
 
 def _alternatives() -> str:
