@@ -48,7 +48,7 @@ class SftConfig(Record):
 class RlConfig(Record):
     """Group-relative policy gradient. `max_staleness` 0 is synchronous training."""
 
-    steps: int = Field(default=150, ge=0)
+    steps: int = Field(default=110, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
     minibatch: int = Field(default=64, ge=1)
