@@ -1,10 +1,10 @@
 """Real problems in real boxes: MBPP's references earn everything, nothing earns little."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
+from tests.data import MBPP
 from trialyard.core.clock import SystemClock
 from trialyard.core.grader import Submission
 from trialyard.core.sandbox import SandboxPool
@@ -13,7 +13,6 @@ from trialyard.graders.fresh_box import FreshBoxGrader
 from trialyard.graders.values_check import run_visible_check
 from trialyard.tasks.importers.mbpp import import_mbpp
 
-MBPP = Path(__file__).parents[3] / "shared" / "data" / "mbpp" / "mbpp.jsonl"
 pytestmark = pytest.mark.skipif(not MBPP.is_file(), reason="MBPP's data file is not here")
 ODD = (126, 367, 486, 533, 596, 601, 912, 927)
 """Problems whose asserts are more than a call with literals."""

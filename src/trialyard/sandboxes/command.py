@@ -260,6 +260,10 @@ class Command:
             hit.add("output")
         if after.pids_refused > self._before.pids_refused:
             hit.add("pids")
+        limit_s = self._box.limits.cpu_s
+        if self._reason is None and limit_s and self._box.cpu_used_s(after) >= limit_s:
+            self._reason = ExecStatus.TIMEOUT  # it ended between two looks at the clock
+            hit.add("cpu")
         status, exit_code, signal = self._status(out_of_memory)
         if status is ExecStatus.OOM:
             hit.add("memory")

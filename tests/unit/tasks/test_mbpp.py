@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data import MBPP
 from trialyard.core.cases import Case, load_cases
 from trialyard.core.errors import NotFoundError, TaskError
 from trialyard.core.task import Task, ValuesCheck
@@ -12,7 +13,6 @@ from trialyard.tasks.importers.asserts import case_of, entry_function
 from trialyard.tasks.importers.mbpp import import_mbpp, import_to_directory
 from trialyard.tasks.importers.result import ImportProblem
 
-MBPP = Path(__file__).parents[4] / "shared" / "data" / "mbpp" / "mbpp.jsonl"
 needs_mbpp = pytest.mark.skipif(not MBPP.is_file(), reason="MBPP's data file is not here")
 
 RECORD = {
