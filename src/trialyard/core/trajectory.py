@@ -1,6 +1,5 @@
 """Trajectories: the immutable, token-exact record of one rollout."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -137,8 +136,3 @@ class Demonstration:
 
     task_id: str
     turns: tuple[tuple[str, str], ...]
-
-
-def training_rewards(group: Sequence[Trajectory]) -> list[float]:
-    """`rewards_G` of the graded members, in order."""
-    return [t.reward for t in group if t.reward is not None]

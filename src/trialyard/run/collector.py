@@ -64,7 +64,7 @@ class Collector:
             dropped += self._drop_stale(version)
             if len(self._ready) >= self._batch_size:
                 break
-            self._dispatch()
+            self.dispatch()
             await self._wait()
         taken, self._ready = self._ready[: self._batch_size], self._ready[self._batch_size :]
         self._handed_out += len(taken)
@@ -74,11 +74,7 @@ class Collector:
     def step_done(self) -> None:
         """The learner took a step: more groups may start."""
         self._steps_done += 1
-        self._dispatch()
-
-    def dispatch(self) -> None:
-        """Start as many groups as pacing allows."""
-        self._dispatch()
+        self.dispatch()
 
     async def close(self) -> None:
         """Cancel what runs and wait until it has let go of its boxes. Idempotent."""
@@ -87,7 +83,8 @@ class Collector:
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running.clear()
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
+        """Start as many groups as pacing allows."""
         allowed = (self._steps_done + 1 + self._max_staleness) * self._batch_size
         while self._handed_out + len(self._ready) + len(self._running) < allowed:
             while self._next_index in self._done:
