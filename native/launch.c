@@ -24,13 +24,15 @@
  *   --uid N                   the unprivileged uid and gid of the box
  *   --enter                   make the tree the root and stay root (zygotes only)
  *
- * PATHs are relative to the tree. The tree is built as root because the sources may lie
- * where nobody else may look; nothing in it comes from a box that ran before.
+ * PATHs are relative to the tree and never lead out of it, whatever links an image or a
+ * snapshot holds. The tree is built as root because the sources may lie where nobody else may
+ * look.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/openat2.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -47,7 +49,11 @@
 
 #include "protocol.h"
 
+/* What an image layer says about renames and partial copies is not obeyed. */
+#define OVERLAY_OPTIONS "redirect_dir=nofollow,metacopy=off,index=off"
+
 static char disk[4096], tree[4104];
+static int tree_fd = -1;
 static uid_t box_uid;
 static int next_fd = CONTROL_FD + 1;
 static char *environment[32];
@@ -64,17 +70,6 @@ static void fail(const char *format, ...) {
     _exit(125);
 }
 
-static const char *in_tree(const char *path) {
-    static char joined[2][8192];
-    static int turn;
-    turn = !turn;
-    if (snprintf(joined[turn], sizeof joined[turn], "%s/%s", tree, path) >= (int)sizeof joined[0]) {
-        errno = ENAMETOOLONG;
-        fail("%s", path);
-    }
-    return joined[turn];
-}
-
 static unsigned long long number(const char *text) {
     char *end;
     errno = 0;
@@ -86,8 +81,8 @@ static unsigned long long number(const char *text) {
     return value;
 }
 
-static void write_file(const char *path, int flags, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC | flags, 0644);
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write %s", path);
     close(fd);
 }
@@ -99,19 +94,78 @@ static void make_group(const char *directory) {
 static void join_group(const char *directory) {
     char path[4096];
     snprintf(path, sizeof path, "%s/cgroup.procs", directory);
-    write_file(path, 0, "0");
+    write_file(path, "0");
+}
+
+/* A path of the tree as root of all links, so that what an image or a snapshot holds cannot
+ * lead a step out of the tree. */
+static int open_in_tree(const char *path, unsigned long long flags) {
+    struct open_how how = {.flags = flags | O_CLOEXEC,
+                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    return syscall(SYS_openat2, tree_fd, path, &how, sizeof how);
+}
+
+/* For calls that take no descriptor. */
+static const char *path_of(int fd) {
+    static char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return path;
+}
+
+/* Opens one directory of the tree, made where missing; close it. */
+static int make_directories(const char *path) {
+    char copy[4096];
+    int parent = open_in_tree(".", O_PATH | O_DIRECTORY);
+    if (parent < 0 || snprintf(copy, sizeof copy, "%s/", path) >= (int)sizeof copy)
+        fail("open tree for %s", path);
+    for (char *name = copy, *slash; (slash = strchr(name, '/')); name = slash + 1) {
+        *slash = 0;
+        int fd = open_in_tree(copy, O_PATH | O_DIRECTORY);
+        if (fd < 0 && errno == ENOENT && mkdirat(parent, name, 0755) == 0)
+            fd = open_in_tree(copy, O_PATH | O_DIRECTORY);
+        if (fd < 0) fail("mkdir %s", copy);
+        close(parent);
+        parent = fd;
+        *slash = '/';
+    }
+    return parent;
+}
+
+/* Opens the directory that holds `path`, made where missing; sets the last name. */
+static int make_parent(const char *path, const char **name) {
+    char parent[4096];
+    const char *slash = strrchr(path, '/');
+    *name = slash ? slash + 1 : path;
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    return make_directories(parent);
 }
 
 static void make_directory(const char *path, mode_t mode) {
-    char copy[8192];
-    snprintf(copy, sizeof copy, "%s", path);
-    for (char *slash = copy + strlen(tree) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        if (mkdir(copy, 0755) < 0 && errno != EEXIST) fail("mkdir %s", copy);
-        *slash = '/';
-    }
-    if (mkdir(copy, mode) < 0 && errno != EEXIST) fail("mkdir %s", copy);
-    if (chmod(copy, mode) < 0) fail("chmod %s", copy);
+    int fd = make_directories(path);
+    if (chmod(path_of(fd), mode) < 0) fail("chmod %s", path);
+    close(fd);
+}
+
+static void make_file(const char *path, const char *text) {
+    const char *name;
+    int parent = make_parent(path, &name);
+    int fd = openat(parent, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail("write %s", path);
+    close(fd);
+    close(parent);
+}
+
+static void make_link(const char *target, const char *path) {
+    const char *name;
+    int parent = make_parent(path, &name);
+    if (symlinkat(target, parent, name) < 0 && errno != EEXIST) fail("symlink %s", path);
+    close(parent);
+}
+
+static void open_tree_fd(void) {
+    if (tree_fd >= 0) close(tree_fd);
+    tree_fd = open(tree, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (tree_fd < 0) fail("open %s", tree);
 }
 
 static void mount_tmpfs(const char *where, const char *bytes, const char *inodes) {
@@ -125,6 +179,7 @@ static void mount_tmpfs(const char *where, const char *bytes, const char *inodes
     snprintf(disk, sizeof disk, "%s", where);
     snprintf(tree, sizeof tree, "%s/root", where);
     if (mkdir(tree, 0755) < 0) fail("mkdir %s", tree);
+    open_tree_fd();
 }
 
 static void mount_overlay(const char *lowers) {
@@ -132,38 +187,41 @@ static void mount_overlay(const char *lowers) {
     snprintf(upper, sizeof upper, "%s/upper", disk);
     snprintf(scratch, sizeof scratch, "%s/scratch", disk);
     if (mkdir(upper, 0755) < 0 || mkdir(scratch, 0700) < 0) fail("mkdir below %s", disk);
-    if (snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", lowers, upper,
-                 scratch) >= (int)sizeof options) {
+    if (snprintf(options, sizeof options, OVERLAY_OPTIONS ",lowerdir=%s,upperdir=%s,workdir=%s",
+                 lowers, upper, scratch) >= (int)sizeof options) {
         errno = ENAMETOOLONG;
         fail("image layers");
     }
     if (mount("trialyard", tree, "overlay", MS_NOSUID | MS_NODEV, options) < 0)
         fail("mount overlay of %s", lowers);
+    open_tree_fd();
 }
 
-static void make_mount_point(const char *source, const char *target) {
+static void make_mount_point(const char *source, const char *path) {
     struct stat status;
-    if (stat(target, &status) == 0) return;
     if (stat(source, &status) < 0) fail("stat %s", source);
     if (S_ISDIR(status.st_mode)) {
-        make_directory(target, 0755);
+        close(make_directories(path));
         return;
     }
-    char parent[8192];
-    snprintf(parent, sizeof parent, "%s", target);
-    *strrchr(parent, '/') = 0;
-    make_directory(parent, 0755);
-    int fd = open(target, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) fail("create %s", target);
-    close(fd);
+    const char *name;
+    int parent = make_parent(path, &name);
+    int fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0 && errno != EEXIST) fail("create %s", path);
+    if (fd >= 0) close(fd);
+    close(parent);
 }
 
 static void bind(const char *source, const char *path, unsigned long flags) {
-    const char *target = in_tree(path);
-    make_mount_point(source, target);
-    if (mount(source, target, NULL, MS_BIND, NULL) < 0) fail("bind %s on %s", source, path);
-    if (mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | flags, NULL) < 0)
+    make_mount_point(source, path);
+    int fd = open_in_tree(path, O_PATH);
+    if (fd < 0 || mount(source, path_of(fd), NULL, MS_BIND, NULL) < 0)
+        fail("bind %s on %s", source, path);
+    close(fd);
+    fd = open_in_tree(path, O_PATH); /* now the root of the new mount */
+    if (fd < 0 || mount(NULL, path_of(fd), NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | flags, NULL) < 0)
         fail("remount %s", path);
+    close(fd);
 }
 
 static void bind_shm(const char *path) {
@@ -174,15 +232,18 @@ static void bind_shm(const char *path) {
 }
 
 static void mount_devpts(const char *path) {
-    if (mount("devpts", in_tree(path), "devpts", MS_NOSUID | MS_NOEXEC,
-              "newinstance,ptmxmode=0666,mode=0620") < 0)
+    int fd = open_in_tree(path, O_PATH | O_DIRECTORY);
+    if (fd < 0 || mount("devpts", path_of(fd), "devpts", MS_NOSUID | MS_NOEXEC,
+                        "newinstance,ptmxmode=0666,mode=0620") < 0)
         fail("mount devpts");
+    close(fd);
 }
 
 static void own_directory(const char *path, mode_t mode) {
-    const char *target = in_tree(path);
-    make_directory(target, mode);
-    if (chown(target, box_uid, box_uid) < 0) fail("chown %s", path);
+    int fd = make_directories(path);
+    if (chown(path_of(fd), box_uid, box_uid) < 0) fail("chown %s", path);
+    if (chmod(path_of(fd), mode) < 0) fail("chmod %s", path);
+    close(fd);
 }
 
 static void open_next(const char *path) {
@@ -223,20 +284,15 @@ static void limit(int resource, rlim_t value) {
 static int step(char **argv) {
     const char *name = argv[0];
     if (!strcmp(name, "--group")) return make_group(argv[1]), 2;
-    if (!strcmp(name, "--set")) return write_file(argv[1], 0, argv[2]), 3;
+    if (!strcmp(name, "--set")) return write_file(argv[1], argv[2]), 3;
     if (!strcmp(name, "--join")) return join_group(argv[1]), 2;
     if (!strcmp(name, "--nofile")) return limit(RLIMIT_NOFILE, number(argv[1])), 2;
     if (!strcmp(name, "--tmpfs")) return mount_tmpfs(argv[1], argv[2], argv[3]), 4;
     if (!strcmp(name, "--overlay")) return mount_overlay(argv[1]), 2;
-    if (!strcmp(name, "--dir"))
-        return make_directory(in_tree(argv[2]), strtol(argv[1], NULL, 8)), 3;
+    if (!strcmp(name, "--dir")) return make_directory(argv[2], strtol(argv[1], NULL, 8)), 3;
     if (!strcmp(name, "--own")) return own_directory(argv[2], strtol(argv[1], NULL, 8)), 3;
-    if (!strcmp(name, "--file"))
-        return write_file(in_tree(argv[1]), O_CREAT | O_TRUNC | O_NOFOLLOW, argv[2]), 3;
-    if (!strcmp(name, "--link")) {
-        if (symlink(argv[1], in_tree(argv[2])) < 0 && errno != EEXIST) fail("symlink %s", argv[2]);
-        return 3;
-    }
+    if (!strcmp(name, "--file")) return make_file(argv[1], argv[2]), 3;
+    if (!strcmp(name, "--link")) return make_link(argv[1], argv[2]), 3;
     if (!strcmp(name, "--ro")) return bind(argv[1], argv[2], MS_RDONLY | MS_NODEV), 3;
     if (!strcmp(name, "--devices"))
         return bind(argv[1], argv[2], MS_RDONLY | MS_NOEXEC), 3;
@@ -277,7 +333,7 @@ int launch_main(int argc, char **argv) {
     reset_signals();
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_LOCKS, LOCKS_MARKER);
-    write_file("/proc/self/oom_score_adj", 0, "500");
+    write_file("/proc/self/oom_score_adj", "500");
     while (at < argc && strcmp(argv[at], "--")) at += step(argv + at);
     if (at + 1 >= argc) {
         errno = EINVAL;

@@ -75,6 +75,27 @@ async def test_an_image_of_layers_is_writable_for_its_box_alone(tmp_path: Path) 
     await pool.close()
 
 
+async def test_links_in_an_image_cannot_lead_the_launcher_out_of_the_tree(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    root = tmp_path / "image"
+    for name in ("usr", "lib64", "proc", "dev", "etc", "var"):
+        (root / name).mkdir(parents=True)
+    for name in ("tmp", "work", "out", "var/tmp", "run", "home", "sys", "bin"):
+        (root / name).symlink_to(outside)
+    (root / "opt").symlink_to("/usr")
+    tmp_path.chmod(0o755)
+    image = Image("hostile", "1", (str(root),))
+    pool = NamespacePool({"hostile": image}, layers={"/bin/box": native.native_program()})
+    with pytest.raises(SandboxUnavailable, match="mkdir"):
+        async with pool.acquire(image="hostile", limits=Limits(), owner="test"):
+            pass
+    await pool.close()
+    status = outside.stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (0, 0o700)
+    assert list(outside.iterdir()) == []
+
+
 @pytest.mark.parametrize("workdir", ["/work", "/testbed", "/home/user/x", "/tmp/a"])
 def test_places_for_work(workdir: str) -> None:
     assert check_workdir(workdir + "/") == workdir
