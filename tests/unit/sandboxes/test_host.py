@@ -75,16 +75,20 @@ async def test_an_image_of_layers_is_writable_for_its_box_alone(tmp_path: Path) 
     await pool.close()
 
 
-async def test_links_in_an_image_cannot_lead_the_launcher_out_of_the_tree(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
+def hostile_layer(parent: Path) -> tuple[Path, Path]:
+    """A layer in which every place for work is a link, and the directory that they lead to."""
+    outside = parent / "outside"
     outside.mkdir(mode=0o700)
-    root = tmp_path / "image"
+    root = parent / "image"
     for name in ("usr", "lib64", "proc", "dev", "etc", "var"):
         (root / name).mkdir(parents=True)
     for name in ("tmp", "work", "out", "var/tmp", "run", "home", "sys", "bin"):
         (root / name).symlink_to(outside)
-    (root / "opt").symlink_to("/usr")
-    tmp_path.chmod(0o755)
+    return root, outside
+
+
+async def test_links_in_an_image_cannot_lead_the_launcher_out_of_the_tree(tmp_path: Path) -> None:
+    root, outside = hostile_layer(tmp_path)
     image = Image("hostile", "1", (str(root),))
     pool = NamespacePool({"hostile": image}, layers={"/bin/box": native.native_program()})
     with pytest.raises(SandboxUnavailable, match="mkdir"):
