@@ -7,25 +7,24 @@ ioctls that push input, compared on the low 32 bits as the kernel does; libsecco
 """
 
 import ctypes
-import errno
 import functools
 import os
-import socket
+from collections.abc import Iterable, Sequence
 
 from trialyard.core.errors import SandboxUnavailable
-from trialyard.sandboxes.syscalls import ALLOWED, ALLOWED_BY_NUMBER, REFUSED
+from trialyard.sandboxes.seccomp_rules import (
+    REFUSED_ERRNO,
+    UNKNOWN_CALL_ERRNO,
+    Comparison,
+    Rule,
+    call_rules,
+    terminal_input_rules,
+)
 
 _ALLOW = 0x7FFF0000
 _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
 _BINARY_TREE = 2
 _EQUAL, _MASKED_EQUAL = 4, 7
-
-_NEW_NAMESPACES = 0x7E020000
-_LOW_32 = 0xFFFFFFFF
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_SOCKET_TYPE = 0xF
-_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-_NETLINK_ROUTE = 0
 
 
 class _Comparison(ctypes.Structure):
@@ -41,12 +40,10 @@ def _refuse(number: int) -> int:
     return 0x00050000 | number
 
 
-def _equal(arg: int, value: int) -> _Comparison:
-    return _Comparison(arg, _EQUAL, value, 0)
-
-
-def _masked(arg: int, mask: int, value: int) -> _Comparison:
-    return _Comparison(arg, _MASKED_EQUAL, mask, value)
+def _comparison(it: Comparison) -> _Comparison:
+    if it.mask is None:
+        return _Comparison(it.argument, _EQUAL, it.value, 0)
+    return _Comparison(it.argument, _MASKED_EQUAL, it.mask, it.value)
 
 
 @functools.cache
@@ -90,7 +87,7 @@ class _Filter:
         """Search a binary tree; older libraries cannot, and stay correct but slower."""
         self._set(_OPTIMIZE, _BINARY_TREE)
 
-    def add(self, action: int, call: str | int, *comparisons: _Comparison) -> None:
+    def add(self, action: int, call: str | int, when: Sequence[Comparison]) -> None:
         """Add a rule; a call that this architecture lacks needs none."""
         number = (
             call
@@ -99,10 +96,8 @@ class _Filter:
         )
         if number < 0:
             return
-        array = (_Comparison * len(comparisons))(*comparisons)
-        code = self._library.seccomp_rule_add_array(
-            self._context, action, number, len(comparisons), array
-        )
+        array = (_Comparison * len(when))(*map(_comparison, when))
+        code = self._library.seccomp_rule_add_array(self._context, action, number, len(when), array)
         if code != 0:
             raise SandboxUnavailable(f"libseccomp refused a rule for {call}: {os.strerror(-code)}")
 
@@ -119,47 +114,20 @@ class _Filter:
             self._library.seccomp_release(self._context)
 
 
-def _allow_sockets(box: _Filter) -> None:
-    box.add(_ALLOW, "socket", _equal(0, socket.AF_UNIX))
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for kind, protocols in (
-            (socket.SOCK_STREAM, (0, socket.IPPROTO_TCP)),
-            (socket.SOCK_DGRAM, (0, socket.IPPROTO_UDP)),
-        ):
-            for protocol in protocols:
-                box.add(
-                    _ALLOW,
-                    "socket",
-                    _equal(0, family),
-                    _masked(1, _SOCKET_TYPE, kind),
-                    _equal(2, protocol),
-                )
-    box.add(_ALLOW, "socket", _equal(0, socket.AF_NETLINK), _equal(2, _NETLINK_ROUTE))
+def _export(box: _Filter, rules: Iterable[Rule]) -> bytes:
+    for rule in rules:
+        box.add(_ALLOW if rule.allow else _refuse(REFUSED_ERRNO), rule.call, rule.when)
+    return box.export()
 
 
 def _allow_list() -> bytes:
-    refuse = _refuse(errno.EPERM)
-    box = _Filter(default=_refuse(errno.ENOSYS), bad_architecture=refuse)
+    box = _Filter(default=_refuse(UNKNOWN_CALL_ERRNO), bad_architecture=_refuse(REFUSED_ERRNO))
     box.optimize()
-    for name in (*ALLOWED, "ioctl"):
-        box.add(_ALLOW, name)
-    for number in ALLOWED_BY_NUMBER:
-        box.add(_ALLOW, number)
-    for call in REFUSED:
-        if call != "personality":
-            box.add(refuse, call)
-    for persona in _PERSONALITIES:
-        box.add(_ALLOW, "personality", _equal(0, persona))
-    box.add(_ALLOW, "clone", _masked(0, _NEW_NAMESPACES, 0))
-    _allow_sockets(box)
-    return box.export()
+    return _export(box, [*call_rules(), Rule("ioctl")])
 
 
 def _no_terminal_input() -> bytes:
-    box = _Filter(default=_ALLOW, bad_architecture=_ALLOW)
-    for request in (_TIOCSTI, _TIOCLINUX):
-        box.add(_refuse(errno.EPERM), "ioctl", _masked(1, _LOW_32, request))
-    return box.export()
+    return _export(_Filter(default=_ALLOW, bad_architecture=_ALLOW), terminal_input_rules())
 
 
 @functools.cache

@@ -4,10 +4,13 @@ import ctypes
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trialyard.core.errors import SandboxUnavailable
 from trialyard.sandboxes import seccomp
 from trialyard.sandboxes.seccomp import seccomp_filters
+from trialyard.sandboxes.seccomp_rules import LOW_32_BITS, everything_but
 from trialyard.sandboxes.syscalls import ALLOWED, REFUSED
 
 DANGEROUS = {
@@ -55,3 +58,12 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyP
         seccomp._library()
     monkeypatch.undo()
     seccomp._library.cache_clear()
+
+
+@given(st.integers(min_value=0, max_value=LOW_32_BITS))
+def test_blocks_cover_every_number_but_the_named_ones(number: int) -> None:
+    named = (0x5412, 0x541C)
+    blocks = everything_but(named)
+    for value in (number, *named, *(one ^ (1 << number % 32) for one in named)):
+        hits = [block for block in blocks if value & block[0] == block[1]]
+        assert len(hits) == (value not in named)
