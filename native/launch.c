@@ -22,6 +22,10 @@
  *   --open PATH               inherited as the next descriptor after CONTROL_FD
  *   --env NAME=VALUE          instead of an empty environment
  *   --uid N                   the unprivileged uid and gid of the box
+ *   --view SRC PATH           bind mount on a PATH of the host, for this box's launcher alone
+ *   --oci OWNER MAP CONFIG    PROGRAM is an OCI runtime, run by the uid OWNER with this
+ *                             config.json; the box's user namespace has this MAP (oci.c)
+ *   --move DIR                cgroup that an OCI runtime's box is moved to when it is made
  *   --enter                   make the tree the root and stay root (zygotes only)
  *
  * PATHs are relative to the tree and never lead out of it, whatever links an image or a
@@ -47,6 +51,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "launch.h"
 #include "protocol.h"
 
 /* What an image layer says about renames and partial copies is not obeyed. */
@@ -58,8 +63,9 @@ static uid_t box_uid;
 static int next_fd = CONTROL_FD + 1;
 static char *environment[32];
 static int stays_root;
+static struct oci_box oci;
 
-static void fail(const char *format, ...) {
+void fail(const char *format, ...) {
     int error = errno;
     va_list args;
     va_start(args, format);
@@ -246,16 +252,21 @@ static void own_directory(const char *path, mode_t mode) {
     close(fd);
 }
 
+/* Makes a descriptor the first after those that are kept. */
+static int move_to_next(int fd, int flags) {
+    if (fd == next_fd) {
+        if (fcntl(fd, F_SETFD, flags & O_CLOEXEC ? FD_CLOEXEC : 0) < 0) fail("fcntl");
+    } else {
+        if (dup3(fd, next_fd, flags) < 0) fail("dup3");
+        close(fd);
+    }
+    return next_fd++;
+}
+
 static void open_next(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) fail("open %s", path);
-    if (fd == next_fd) {
-        if (fcntl(fd, F_SETFD, 0) < 0) fail("fcntl %s", path);
-    } else {
-        if (dup2(fd, next_fd) < 0) fail("dup2 %s", path);
-        close(fd);
-    }
-    next_fd++;
+    move_to_next(fd, 0);
 }
 
 static void add_environment(char *entry) {
@@ -280,6 +291,25 @@ static void limit(int resource, rlim_t value) {
     if (setrlimit(resource, &both) < 0) fail("setrlimit");
 }
 
+static void set_oci(char **argv) {
+    oci.owner = number(argv[0]);
+    oci.map = argv[1];
+    oci.config = argv[2];
+}
+
+/* Opened now, because the runtime is not to see the cgroups; it does not inherit it either. */
+static void add_move(const char *directory) {
+    char path[4300];
+    if (oci.num_groups == (int)(sizeof oci.groups / sizeof *oci.groups)) {
+        errno = E2BIG;
+        fail("--move %s", directory);
+    }
+    snprintf(path, sizeof path, "%s/cgroup.procs", directory);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) fail("open %s", path);
+    oci.groups[oci.num_groups++] = move_to_next(fd, O_CLOEXEC);
+}
+
 /* Executes one option; returns how many arguments it took. */
 static int step(char **argv) {
     const char *name = argv[0];
@@ -300,6 +330,12 @@ static int step(char **argv) {
     if (!strcmp(name, "--devpts")) return mount_devpts(argv[1]), 2;
     if (!strcmp(name, "--open")) return open_next(argv[1]), 2;
     if (!strcmp(name, "--env")) return add_environment(argv[1]), 2;
+    if (!strcmp(name, "--view")) {
+        if (mount(argv[1], argv[2], NULL, MS_BIND, NULL) < 0) fail("bind %s", argv[1]);
+        return 3;
+    }
+    if (!strcmp(name, "--oci")) return set_oci(argv + 1), 4;
+    if (!strcmp(name, "--move")) return add_move(argv[1]), 2;
     if (!strcmp(name, "--enter")) return enter_tree(), 1;
     if (!strcmp(name, "--uid")) {
         box_uid = number(argv[1]);
@@ -342,6 +378,12 @@ int launch_main(int argc, char **argv) {
     if (syscall(SYS_close_range, next_fd, ~0U, 0) < 0) fail("close_range");
     umask(022);
     if (chdir("/") < 0) fail("chdir");
+    if (oci.config) {
+        oci.disk = disk;
+        oci.runtime = argv + at + 1;
+        oci.environment = environment;
+        return supervise_oci(&oci);
+    }
     if (!stays_root) become_nobody();
     execve(argv[at + 1], argv + at + 1, environment);
     fail("exec %s", argv[at + 1]);

@@ -20,8 +20,10 @@ from trialyard.core.sandbox import Limits
 PARENT = "trialyard"
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
-_UNLIMITED_PIDS_OVERHEAD = 1
+SETUP_PROCESSES = 1
 """bubblewrap's own process waits outside the box's pid namespace but in its cgroup."""
+SETUP_LIMITS = Limits(memory_bytes=256 << 20, pids=256)
+"""For a program that sets a box up in groups of its own: many threads, little else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,13 @@ class BoxCgroup:
 
     directories: Mapping[str, tuple[int, str]]
     """Controller -> (version, directory)."""
+    beside: tuple[str, ...] = ()
+    """Groups of the program that sets the box up, where it is not to count as the box's."""
     _fds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def _own_overhead(self) -> int:
+        return 0 if self.beside else SETUP_PROCESSES
 
     @property
     def joins(self) -> tuple[str, ...]:
@@ -153,11 +161,11 @@ class BoxCgroup:
         return self._read("peak")
 
     def pids_peak(self) -> int:
-        return max(0, self._read("pids_peak") - _UNLIMITED_PIDS_OVERHEAD)
+        return max(0, self._read("pids_peak") - self._own_overhead)
 
     def pids_now(self) -> int:
         """Processes in the box now, its PID 1 included."""
-        return self._read("pids_now") - _UNLIMITED_PIDS_OVERHEAD
+        return self._read("pids_now") - self._own_overhead
 
     def pids_refused(self) -> int:
         """How often a fork was refused by the pids limit."""
@@ -165,7 +173,7 @@ class BoxCgroup:
 
     def kill(self) -> None:
         """SIGKILL to every process that is still in the box's groups."""
-        for path in self.joins:
+        for path in (*self.joins, *self.beside):
             kill_members(path)
 
     def close_counters(self) -> None:
@@ -177,7 +185,7 @@ class BoxCgroup:
     def remove(self) -> bool:
         """Remove what can be removed; True when nothing is left. Call again when False."""
         self.close_counters()
-        left = [path for path in self.joins if not remove_directory(path)]
+        left = [path for path in (*self.joins, *self.beside) if not remove_directory(path)]
         return not left
 
 
@@ -249,21 +257,39 @@ class CgroupParent:
                 "delegate a cgroup subtree to this user (systemd: Delegate=yes)"
             ) from error
 
-    def prepare(self, name: str, limits: Limits) -> tuple[BoxCgroup, list[str]]:
+    def prepare(
+        self, name: str, limits: Limits, *, apart: bool = False
+    ) -> tuple[BoxCgroup, list[str]]:
         """The groups of one box, and the launcher's steps that make, limit and join them.
 
-        Nothing is made here: the kernel's cgroup lock may be held for milliseconds, and the
-        event loop has other things to do.
+        `apart`: the launcher joins groups of its own, with limits of their own, and moves only
+        PID 1 to the box's. Nothing is made here: the kernel's cgroup lock may be held for
+        milliseconds, and the event loop has other things to do.
         """
-        box = BoxCgroup(
+        box = self._box(name)
+        if not apart:
+            steps = self._making(box, limits, overhead=SETUP_PROCESSES)
+            return box, steps + [word for path in box.joins for word in ("--join", path)]
+        setup = self._box(f"{name}-setup")
+        box.beside = setup.joins
+        steps = self._making(setup, SETUP_LIMITS) + self._making(box, limits)
+        steps += [word for path in setup.joins for word in ("--join", path)]
+        return box, steps + [word for path in box.joins for word in ("--move", path)]
+
+    def _box(self, name: str) -> BoxCgroup:
+        return BoxCgroup(
             {key: (v, f"{path}/{name}") for key, (v, path) in self._directories.items()}
         )
-        steps = [word for path in box.joins for word in ("--group", path)]
-        for path, value in self._settings(box, limits):
-            steps += ["--set", path, str(value)]
-        return box, steps + [word for path in box.joins for word in ("--join", path)]
 
-    def _settings(self, box: BoxCgroup, limits: Limits) -> Iterator[tuple[str, str | int]]:
+    def _making(self, box: BoxCgroup, limits: Limits, *, overhead: int = 0) -> list[str]:
+        steps = [word for path in box.joins for word in ("--group", path)]
+        for path, value in self._settings(box, limits, overhead):
+            steps += ["--set", path, str(value)]
+        return steps
+
+    def _settings(
+        self, box: BoxCgroup, limits: Limits, overhead: int
+    ) -> Iterator[tuple[str, str | int]]:
         version, memory = box.directories["memory"]
         if version == 1:
             yield f"{memory}/memory.limit_in_bytes", limits.memory_bytes
@@ -275,7 +301,7 @@ class CgroupParent:
             yield f"{memory}/memory.swap.max", 0
             yield f"{memory}/memory.oom.group", 1
         _, pids = box.directories["pids"]
-        yield f"{pids}/pids.max", limits.pids + _UNLIMITED_PIDS_OVERHEAD
+        yield f"{pids}/pids.max", limits.pids + overhead
         version, cpu = box.directories["cpu"]
         quota_us = max(1000, int(limits.cpus * _PERIOD_US))
         if version == 1:

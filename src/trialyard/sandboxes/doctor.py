@@ -15,12 +15,12 @@ from pathlib import Path
 from trialyard.core.errors import TrialyardError
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.backend import find_bubblewrap
 from trialyard.sandboxes.cgroups import CONTROLLERS, read_hierarchies
 from trialyard.sandboxes.host import (
     RUNTIME_DIRECTORY,
     SandboxHost,
     check_privilege,
-    find_bubblewrap,
 )
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.native import native_program

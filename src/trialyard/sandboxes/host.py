@@ -6,7 +6,6 @@ all that opening made. Raises `SandboxUnavailable` or `LimitUnsupported` with th
 
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from trialyard.core.errors import SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
 from trialyard.sandboxes.native import native_program, zygote_library
 from trialyard.sandboxes.owner import Owner
-from trialyard.sandboxes.plan import BoxParts, LaunchPlan, check_workdir, plan_box, plan_zygote
+from trialyard.sandboxes.plan import BoxParts, BoxPlan, check_workdir, plan_zygote
 from trialyard.sandboxes.protocol import CONTROL_FD
 from trialyard.sandboxes.seccomp import seccomp_filters
 from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
@@ -33,17 +33,6 @@ def default_layers() -> dict[str, Path]:
     return {PYTHON_LAYER: Path(sys.base_prefix)}
 
 
-def find_bubblewrap() -> Path:
-    """Path of bwrap. Raises `SandboxUnavailable`."""
-    found = shutil.which("bwrap")
-    if found is None:
-        raise SandboxUnavailable(
-            "bubblewrap (bwrap) is missing; install it (Debian and Ubuntu: apt-get install "
-            "bubblewrap)"
-        )
-    return Path(found)
-
-
 def check_privilege() -> None:
     """Boxes get host uids of their own, which only root can give."""
     if os.geteuid() != 0:
@@ -56,7 +45,6 @@ def check_privilege() -> None:
 def check_host() -> None:
     """What must be there before any box can start. Raises `SandboxUnavailable`."""
     native_program()
-    find_bubblewrap()
     check_privilege()
 
 
@@ -77,6 +65,7 @@ class SandboxHost:
     def __init__(
         self,
         *,
+        backend: Backend | None = None,
         layers: Mapping[str, Path] | None = None,
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
@@ -84,7 +73,8 @@ class SandboxHost:
     ) -> None:
         check_privilege()
         check_dev_null()
-        program, bubblewrap, filters = native_program(), find_bubblewrap(), seccomp_filters()
+        program, filters = native_program(), seccomp_filters()
+        self.backend: Backend = backend or BubblewrapBackend()
         layers = default_layers() if layers is None else dict(layers)
         for path, source in layers.items():
             if not source.exists():
@@ -93,7 +83,7 @@ class SandboxHost:
         self.owner = Owner(runtime_directory, new_id(f"p{os.getpid()}"), hierarchies)
         try:
             self.cgroups = CgroupParent(hierarchies, self.owner.name)
-            self._parts = self._make_parts(program, bubblewrap, filters, layers)
+            self._parts = self._make_parts(program, filters, layers)
             self._keeper = Keeper(program, self.owner.directory, self.cgroups.directories())
         except BaseException:
             self.owner.close()
@@ -102,14 +92,13 @@ class SandboxHost:
         zygote = plan_zygote(self._parts, zygote_library(), self.cgroups.directories())
         self.zygotes = (
             Zygotes(lambda rest: [*zygote, *rest], warm_imports)
-            if warm_interpreters and PYTHON_LAYER in layers
+            if warm_interpreters and self.backend.has_warm_interpreters and PYTHON_LAYER in layers
             else None
         )
 
     def _make_parts(
         self,
         program: Path,
-        bubblewrap: Path,
         filters: tuple[bytes, ...],
         layers: Mapping[str, Path],
     ) -> BoxParts:
@@ -122,7 +111,6 @@ class SandboxHost:
             seccomp.append(path)
         return BoxParts(
             program=program,
-            bubblewrap=bubblewrap,
             mount_point=directory.parent.parent / "tree",
             etc=shared_etc(directory.parent.parent),
             dev=directory / "dev",
@@ -131,12 +119,12 @@ class SandboxHost:
             links=_links_for(layers),
         )
 
-    def plan(self, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
+    def plan(self, image: Image, limits: Limits, workdir: str) -> BoxPlan:
         """The launch plan of a kind. Raises `UserError` for a workdir that cannot be."""
         return self._plan(image, limits, check_workdir(workdir))
 
-    def _make_plan(self, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
-        return plan_box(self._parts, image, limits, workdir)
+    def _make_plan(self, image: Image, limits: Limits, workdir: str) -> BoxPlan:
+        return self.backend.plan(self._parts, image, limits, workdir)
 
     def close(self) -> bool:
         """Remove what this owner made; True when nothing is left. Idempotent."""

@@ -43,7 +43,8 @@ class NamespaceSandbox:
         self._limits = limits
         self._workdir = posixpath.normpath(workdir)
         self._uid = uid
-        self._cgroup, group_steps = host.cgroups.prepare(f"u{uid}", limits)
+        plan = host.plan(image, limits, workdir)
+        self._cgroup, group_steps = host.cgroups.prepare(f"u{uid}", limits, apart=plan.apart)
         self._on_host_image = not image.lowers
         self._loop = asyncio.get_running_loop()
         self._commands: dict[int, Command] = {}
@@ -57,7 +58,7 @@ class NamespaceSandbox:
         self._lost: asyncio.Future[SandboxLost] = self._loop.create_future()
         self._files: BoxFiles
         self.leaked = False
-        argv = host.plan(image, limits, workdir).argv(group_steps, uid)
+        argv = plan.argv(group_steps, uid)
         self._process = BoxProcess(argv, uid, on_reply=self._on_reply, on_end=self._on_end)
 
     @classmethod

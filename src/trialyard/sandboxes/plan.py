@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from trialyard.core.errors import UserError
 from trialyard.core.image import Image
@@ -22,9 +23,9 @@ _OWN_INODES = 96
 """What the tree itself takes, so that `inodes` counts the box's own files."""
 _SYSTEM = ("/usr", "/etc", "/dev", "/proc", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/opt")
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_MASKED = ("keys", "interrupts", "cmdline")
+MASKED_PROC = ("keys", "interrupts", "cmdline")
 """World-readable and about the host; the other well-known ones only root may read."""
-_READ_ONLY_PROC = ("sys",)
+READ_ONLY_PROC = ("sys",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,6 @@ class BoxParts:
     """Host paths that every box of one owner is made of."""
 
     program: Path
-    bubblewrap: Path
     mount_point: Path
     etc: Path
     dev: Path
@@ -42,12 +42,24 @@ class BoxParts:
     """Path in the box -> target, e.g. where an interpreter was installed on the host."""
 
 
+class BoxPlan(Protocol):
+    """The argv of the launcher but for what differs between two boxes of one kind."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the program that sets the box up works in a cgroup beside the box's."""
+        ...
+
+    def argv(self, group_steps: Sequence[str], uid: int) -> list[str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The argv of the launcher but for what differs between two boxes of one kind."""
+    """A box that bubblewrap sets up."""
 
     program: str
     steps: tuple[str, ...]
+    apart: bool = False
 
     def argv(self, group_steps: Sequence[str], uid: int) -> list[str]:
         return [self.program, "launch", *group_steps, "--uid", str(uid), *self.steps]
@@ -63,19 +75,26 @@ def check_workdir(workdir: str) -> str:
     return path
 
 
-def plan_box(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> LaunchPlan:
-    """The plan for one kind of box."""
+def plan_box(
+    parts: BoxParts, bubblewrap: Path, image: Image, limits: Limits, workdir: str
+) -> LaunchPlan:
+    """The plan for one kind of box that bubblewrap sets up."""
     steps = (
         *("--nofile", str(limits.open_files)),
-        *("--tmpfs", str(parts.mount_point)),
-        *(str(limits.disk_bytes), str(limits.inodes + _OWN_INODES)),
-        *(_host_system(parts) if not image.lowers else ("--overlay", ":".join(image.lowers))),
-        *_common(parts, limits, workdir),
+        *tree_steps(parts, image, limits, workdir),
         *[word for path in parts.seccomp for word in ("--open", str(path))],
         "--",
-        *_bubblewrap(parts),
+        *_bubblewrap(parts, bubblewrap),
     )
     return LaunchPlan(str(parts.program), steps)
+
+
+def tree_steps(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> Iterator[str]:
+    """The steps that build the tree of one kind of box."""
+    yield from ("--tmpfs", str(parts.mount_point))
+    yield from (str(limits.disk_bytes), str(limits.inodes + _OWN_INODES))
+    yield from _host_system(parts) if not image.lowers else ("--overlay", ":".join(image.lowers))
+    yield from _common(parts, limits, workdir)
 
 
 def plan_zygote(parts: BoxParts, library: Path, groups: Sequence[str]) -> list[str]:
@@ -127,16 +146,16 @@ def _common(parts: BoxParts, limits: Limits, workdir: str) -> Iterator[str]:
         yield from ("--link", target, path.lstrip("/"))
 
 
-def _bubblewrap(parts: BoxParts) -> Iterator[str]:
-    yield str(parts.bubblewrap)
+def _bubblewrap(parts: BoxParts, program: Path) -> Iterator[str]:
+    yield str(program)
     yield from ("--unshare-user", "--uid", str(BOX_UID), "--gid", str(BOX_UID), "--disable-userns")
     yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
     yield from ("--unshare-cgroup", "--hostname", "box", "--cap-drop", "ALL")
     yield from ("--new-session", "--die-with-parent", "--as-pid-1")
     yield from ("--dev-bind", f"{parts.mount_point}/root", "/", "--proc", "/proc")
-    for name in _READ_ONLY_PROC:
+    for name in READ_ONLY_PROC:
         yield from ("--ro-bind", f"/proc/{name}", f"/proc/{name}")
-    for name in _MASKED:
+    for name in MASKED_PROC:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
     for index, _ in enumerate(parts.seccomp):

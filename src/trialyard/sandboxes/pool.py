@@ -17,6 +17,7 @@ from pathlib import Path
 from trialyard.core.errors import NotFoundError, ResourceExhausted, SandboxLost, TrialyardError
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits, Sandbox
+from trialyard.sandboxes.backend import Backend
 from trialyard.sandboxes.host import RUNTIME_DIRECTORY, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.plan import check_workdir
@@ -72,8 +73,10 @@ class NamespacePool:
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
         warm_imports: Sequence[WarmImport] = (),
+        backend: Backend | None = None,
     ) -> None:
         self._images = dict(images)
+        self._backend = backend
         self._max_boxes = max_boxes
         self._warm_per_kind = warm_per_kind
         self._layers = layers
@@ -156,6 +159,7 @@ class NamespacePool:
             raise ResourceExhausted("the sandbox pool is closed")
         if self._host is None:
             self._host = SandboxHost(
+                backend=self._backend,
                 layers=self._layers,
                 runtime_directory=self._runtime_directory,
                 warm_interpreters=self._warm_interpreters,

@@ -59,8 +59,9 @@ ALLOWED: tuple[str, ...] = tuple(
     for name in group.split()
 )
 
-ALLOWED_BY_NUMBER: tuple[int, ...] = (451, 452)
-"""cachestat and fchmodat2, newer than many libseccomp; one number on every architecture."""
+NAMES_BY_NUMBER = {451: "cachestat", 452: "fchmodat2"}
+ALLOWED_BY_NUMBER: tuple[int, ...] = tuple(NAMES_BY_NUMBER)
+"""Newer than many libseccomp; one number on every architecture."""
 
 _REFUSED = """
     acct add_key adjtimex bpf chroot clock_adjtime clock_settime delete_module fanotify_init
