@@ -70,6 +70,18 @@ def processes_of_uid(uid: int) -> list[int]:
     return found
 
 
+def processes_of_owner(owner: str) -> list[int]:
+    """Host pids of all processes in the cgroups of one owner's boxes."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and f"/{owner}" in Path("/proc", entry, "cgroup").read_text():
+                found.append(int(entry))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
 def groups_of(owner: str) -> list[Path]:
     """The cgroup directories that an owner has on this host."""
     roots = [hierarchy.root / PARENT for hierarchy in read_hierarchies()]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -177,3 +178,77 @@ async def test_waiters_are_served_in_order(pool: SandboxPool) -> None:
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
     assert served == list(range(5))
+
+
+async def test_bigger_priority_is_served_first(pool: SandboxPool) -> None:
+    served: list[int] = []
+
+    async def use(priority: int) -> None:
+        async with pool.acquire(
+            image="host", limits=Limits(), owner=str(priority), priority=priority
+        ):
+            served.append(priority)
+
+    async with pool.acquire(image="host", limits=Limits(), owner="holds one of two places"):
+        async with pool.acquire(image="host", limits=Limits(), owner="holds the other"):
+            tasks = [asyncio.create_task(use(priority)) for priority in (0, 1, 5, -1)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    assert served == [5, 1, 0, -1]
+
+
+async def test_a_group_comes_whole_or_not_at_all(pool: SandboxPool) -> None:
+    def acquire(count: int, timeout_s: float) -> AbstractAsyncContextManager[list[Sandbox]]:
+        return pool.acquire_many(
+            count, image="host", limits=Limits(), owner="group", timeout_s=timeout_s
+        )
+
+    async with acquire(2, 10) as boxes:
+        assert len({box.id for box in boxes}) == 2
+        assert all([(await box.run(["true"])).ok for box in boxes])
+        assert pool.counters()["live"] == 2
+    assert pool.counters()["live"] == 0
+    async with pool.acquire(image="host", limits=Limits(), owner="one"):
+        with pytest.raises(ResourceExhausted, match="no room"):
+            await acquire(2, 0.05).__aenter__()
+        assert pool.counters()["live"] == 1
+    with pytest.raises(UserError, match="count 3"):
+        acquire(3, 10)
+
+
+async def test_two_groups_take_turns(pool: SandboxPool) -> None:
+    async def use() -> None:
+        async with pool.acquire_many(2, image="host", limits=Limits(), owner="group") as boxes:
+            assert all([(await box.run(["true"])).ok for box in boxes])
+
+    await asyncio.wait_for(asyncio.gather(*(use() for _ in range(4))), 60)
+
+
+async def test_who_is_cancelled_while_waiting_leaves_the_room_free(pool: SandboxPool) -> None:
+    def acquire() -> AbstractAsyncContextManager[list[Sandbox]]:
+        return pool.acquire_many(2, image="host", limits=Limits(), owner="group", timeout_s=10)
+
+    async with pool.acquire(image="host", limits=Limits(), owner="one"):
+        waiting = asyncio.create_task(acquire().__aenter__())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with acquire() as boxes:
+        assert len(boxes) == 2
+
+
+async def test_a_lease_ends_at_its_time_to_live(pool: SandboxPool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test", ttl_s=0.3) as box:
+        await asyncio.sleep(1)
+        with pytest.raises(SandboxLost):
+            await box.run(["true"])
+    with pytest.raises(UserError, match="ttl_s"):
+        pool.acquire(image="host", limits=Limits(wall_s=10), owner="test", ttl_s=11)
+
+
+async def test_a_closed_pool_refuses(pool: SandboxPool) -> None:
+    await pool.close()
+    with pytest.raises(ResourceExhausted, match="closed"):
+        async with pool.acquire(image="host", limits=Limits(), owner="late"):
+            pass

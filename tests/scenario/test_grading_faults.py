@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -82,7 +82,7 @@ async def faulty(
     pool: SandboxPool, operation: str, *faults: Exception
 ) -> tuple[Verdict, FaultyPool]:
     broken = FaultyPool(pool, operation, list(faults))
-    return await grade(broken, TASK, RIGHT), broken
+    return await grade(cast(SandboxPool, broken), TASK, RIGHT), broken
 
 
 MACHINE_FAULTS: list[tuple[str, Callable[[], Exception]]] = [
@@ -212,7 +212,9 @@ async def test_case_37_an_infrastructure_error_is_no_reward_zero(pool: SandboxPo
         operation, fault = causes.get(sample.get("cause", ""), ("none", host_lost))
         broken = FaultyPool(pool, operation, [fault() for _ in range(9)])
         answer = RIGHT if sample["reward"] == 1 else "def f(x): return 'wrong'\n"
-        verdict = await FreshBoxGrader(broken, SystemClock()).grade(TASK, submission_of(answer))
+        verdict = await FreshBoxGrader(cast(SandboxPool, broken), SystemClock()).grade(
+            TASK, submission_of(answer)
+        )
         assert verdict.reward == sample["reward"], sample
         rewards.append(verdict.reward)
     valid = [reward for reward in rewards if reward is not None]

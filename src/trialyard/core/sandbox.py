@@ -186,13 +186,36 @@ class SandboxPool(Protocol):
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        priority: int = 0,
         timeout_s: float = 60.0,
+        ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh box for the length of an ``async with`` block; destroyed at its end.
 
-        Waits up to `timeout_s` for room, then raises `ResourceExhausted`. Raises
+        Waits up to `timeout_s` for room (0: not at all), then raises `ResourceExhausted`.
+        Bigger `priority` goes first; among equals the `owner` with the fewest boxes, then
+        who came first; waiting raises the priority, so nobody starves. The box lives at most
+        `ttl_s` (default and maximum: the limit's `wall_s`), whoever forgets it. Raises
         `NotFoundError` for an unknown image and `SandboxUnavailable` when this host
         cannot isolate.
+        """
+
+    def acquire_many(
+        self,
+        count: int,
+        *,
+        image: str,
+        limits: Limits,
+        owner: str,
+        workdir: str = "/work",
+        priority: int = 0,
+        timeout_s: float = 60.0,
+        ttl_s: float | None = None,
+    ) -> AbstractAsyncContextManager[list[Sandbox]]:
+        """`count` fresh boxes at once, all or none; otherwise as `acquire`.
+
+        Groups cannot block each other: none holds a part of its boxes while it waits.
+        Raises `UserError` at once when the pool could never hold `count` boxes.
         """
 
     def image_digest(self, image: str) -> str:

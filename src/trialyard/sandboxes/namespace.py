@@ -87,17 +87,16 @@ class NamespaceSandbox:
         box._files = BoxFiles(box._process.root_fd, uid, box._workdir)
         return box
 
-    def set_deadline(self) -> None:
-        """From now on the box has `wall_s` to live."""
-        self._deadline_s = self._loop.time() + self._limits.wall_s
-        self._deadline = self._loop.call_later(
-            self._limits.wall_s + _DEADLINE_GRACE_S, self._expire
-        )
+    def set_deadline(self, ttl_s: float) -> None:
+        """From now on the box has `ttl_s` to live."""
+        self._deadline_s = self._loop.time() + ttl_s
+        self._deadline = self._loop.call_later(ttl_s + _DEADLINE_GRACE_S, self._expire, ttl_s)
 
-    def _expire(self) -> None:
+    def _expire(self, ttl_s: float) -> None:
         for command in list(self._commands.values()):
             command.kill(ExecStatus.TIMEOUT, "wall")
-        self.destroy(f"its wall_s of {self._limits.wall_s} s ran out")
+        name = "wall_s" if ttl_s == self._limits.wall_s else "ttl_s"
+        self.destroy(f"its {name} of {ttl_s} s ran out")
 
     # --- what others see of the box -------------------------------------------------------
 

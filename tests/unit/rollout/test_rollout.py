@@ -3,7 +3,7 @@ on the model."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from trialyard.core.errors import (
 from trialyard.core.grader import Submission, Verdict
 from trialyard.core.outcome import CaseOutcome
 from trialyard.core.policy import Completion, Message, Sampling, VersionSpan
-from trialyard.core.sandbox import Sandbox
+from trialyard.core.sandbox import Sandbox, SandboxPool
 from trialyard.core.task import AgentSpec, Check, Task, TaskSpec, ValuesCheck
 from trialyard.core.trajectory import StopReason, Trajectory
 from trialyard.rollout.answer import AnswerTool, code_of
@@ -160,7 +160,7 @@ async def roll(
     pool = pool or Boxes()
     roller = Roller(
         policy=policy,
-        pool=pool,
+        pool=cast(SandboxPool, pool),
         grader=judge or Judge(),
         tool_for=lambda _: AnswerTool(check_ones),
         clock=QuietClock(),
