@@ -11,7 +11,7 @@ help:
 
 setup: .stamps/setup ## install everything: Debian packages, virtual environment, native program
 
-.stamps/setup: pyproject.toml setup.py tools/setup.sh $(wildcard native/*.c)
+.stamps/setup: pyproject.toml setup.py tools/setup.sh $(wildcard native/*.[ch])
 	PYTHON=$(PYTHON) VENV=$(VENV) sh tools/setup.sh
 	@mkdir -p .stamps && touch .stamps/setup
 

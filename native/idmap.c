@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -60,21 +61,25 @@ static void write_map(pid_t pid, const char *name, const char *text) {
     close(fd);
 }
 
-/* The first and only process of the namespace: forbids others below it, and waits. */
-static void hold_namespace(int report_fd) {
+/* The first and only process of the namespace: forbids others below it, and waits for the
+ * launcher to go on or to end. */
+static void hold_namespace(int launcher) {
     int fd = open("/proc/sys/user/max_user_namespaces", O_WRONLY | O_CLOEXEC);
     char locked = fd >= 0 && write(fd, "0", 1) == 1;
-    if (write(report_fd, &locked, 1) == 1) pause();
+    if (write(launcher, &locked, 1) == 1) (void)!read(launcher, &locked, 1);
     _exit(0);
 }
 
 /* A process in a new user namespace that belongs to `owner`. The capabilities are kept
  * meanwhile: hosts may refuse user namespaces to those who have none. */
-static pid_t clone_as(uid_t owner, int report_fd) {
+static pid_t clone_as(uid_t owner, int ends[2]) {
     if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) < 0) fail("set securebits");
     if (setegid(owner) < 0 || seteuid(owner) < 0) fail("become %u", owner);
     pid_t pid = syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
-    if (pid == 0) hold_namespace(report_fd);
+    if (pid == 0) {
+        close(ends[0]);
+        hold_namespace(ends[1]);
+    }
     if (pid < 0) fail("make a user namespace");
     if (seteuid(0) < 0 || setegid(0) < 0) fail("become root again");
     if (prctl(PR_SET_SECUREBITS, 0) < 0) fail("clear securebits");
@@ -84,22 +89,21 @@ static pid_t clone_as(uid_t owner, int report_fd) {
 int make_user_namespace(const char *map, uid_t first) {
     static char text[4096];
     char path[64], locked = 0;
-    int report[2];
+    int ends[2];
     translate_map(map, first, text, sizeof text);
-    if (pipe2(report, O_CLOEXEC) < 0) fail("pipe");
-    pid_t pid = clone_as(first, report[1]);
-    close(report[1]);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) fail("socketpair");
+    pid_t pid = clone_as(first, ends);
+    close(ends[1]);
     write_map(pid, "uid_map", text);
     write_map(pid, "gid_map", text);
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) fail("open %s", path);
-    if (read(report[0], &locked, 1) != 1 || !locked) {
+    if (read(ends[0], &locked, 1) != 1 || !locked) {
         errno = EPERM;
         fail("forbid namespaces inside a user namespace (is /proc/sys read-only?)");
     }
-    close(report[0]);
-    kill(pid, SIGKILL);
+    close(ends[0]);
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
     return fd;
 }

@@ -10,7 +10,15 @@
  *   --tmpfs DIR BYTES INODES  new mount namespace with a tmpfs on DIR: the one writable file
  *                             system of the box, which carries both quotas; DIR/root becomes
  *                             the tree
- *   --overlay LOWERS          image layers below a writable layer on that tmpfs
+ *   --map MAP                 from here on, owners of what --overlay, --ro and --devices show
+ *                             are mapped: MAP is INSIDE:HOST:COUNT,..., INSIDE an owner as it is
+ *                             stored, HOST the host id as which it counts in this box. A HOST
+ *                             that begins with '+' counts from the box's own uid, e.g.
+ *                             0:+0:65536 (root inside) or 0:0:1000,1000:+0:1 (an ordinary
+ *                             user). Whatever the map lacks belongs to nobody. "-": no map
+ *   --overlay LOWERS          image layers below a writable layer on that tmpfs, topmost first,
+ *                             with ':' between them. With a map their file system must be able
+ *                             to map owners; binds fall back to owners as they are
  *   --dir MODE PATH           directory owned by root; parents are made too
  *   --own MODE PATH           directory owned by the box's user
  *   --file PATH TEXT          small file owned by root
@@ -21,7 +29,7 @@
  *   --devpts PATH             private pseudo-terminals
  *   --open PATH               inherited as the next descriptor after CONTROL_FD
  *   --env NAME=VALUE          instead of an empty environment
- *   --uid N                   the unprivileged uid and gid of the box
+ *   --uid N                   the unprivileged uid and gid of the box; stands before --map
  *   --view SRC PATH           bind mount on a PATH of the host, for this box's launcher alone
  *   --oci OWNER MAP CONFIG    PROGRAM is an OCI runtime, run by the uid OWNER with this
  *                             config.json; the box's user namespace has this MAP (oci.c)
@@ -64,6 +72,7 @@ static int next_fd = CONTROL_FD + 1;
 static char *environment[32];
 static int stays_root;
 static struct oci_box oci;
+static int map_fd = -1;
 
 void fail(const char *format, ...) {
     int error = errno;
@@ -188,11 +197,49 @@ static void mount_tmpfs(const char *where, const char *bytes, const char *inodes
     open_tree_fd();
 }
 
+/* Shows every layer through the map, on DISK/layers/N; returns the new names. */
+static const char *map_layers(const char *lowers) {
+    static char names[64 * 1024];
+    char copy[64 * 1024], target[4300];
+    size_t length = 0;
+    int number = 0;
+    if (snprintf(copy, sizeof copy, "%s", lowers) >= (int)sizeof copy) {
+        errno = ENAMETOOLONG;
+        fail("image layers");
+    }
+    snprintf(target, sizeof target, "%s/layers", disk);
+    if (mkdir(target, 0755) < 0) fail("mkdir %s", target);
+    for (char *layer = strtok(copy, ":"); layer; layer = strtok(NULL, ":"), number++) {
+        int fd = clone_mount(layer, map_fd, MS_RDONLY | MS_NOSUID | MS_NODEV);
+        if (fd < 0) fail("map the owners of image layer %s", layer);
+        snprintf(target, sizeof target, "%s/layers/%d", disk, number);
+        if (mkdir(target, 0755) < 0) fail("mkdir %s", target);
+        attach_mount(fd, target);
+        length += snprintf(names + length, sizeof names - length, "%slayers/%d",
+                           number ? ":" : "", number);
+    }
+    if (chdir(disk) < 0) fail("chdir %s", disk);
+    return names;
+}
+
+/* The overlay holds its layers itself. */
+static void hide_layers(void) {
+    char target[64];
+    struct stat status;
+    for (int number = 0;; number++) {
+        snprintf(target, sizeof target, "layers/%d", number);
+        if (stat(target, &status) < 0) break;
+        if (umount2(target, MNT_DETACH) < 0 || rmdir(target) < 0) fail("hide %s", target);
+    }
+    if (rmdir("layers") < 0 || chdir("/") < 0) fail("hide the layers");
+}
+
 static void mount_overlay(const char *lowers) {
     static char options[64 * 1024], upper[4200], scratch[4200];
     snprintf(upper, sizeof upper, "%s/upper", disk);
     snprintf(scratch, sizeof scratch, "%s/scratch", disk);
     if (mkdir(upper, 0755) < 0 || mkdir(scratch, 0700) < 0) fail("mkdir below %s", disk);
+    if (map_fd >= 0) lowers = map_layers(lowers);
     if (snprintf(options, sizeof options, OVERLAY_OPTIONS ",lowerdir=%s,upperdir=%s,workdir=%s",
                  lowers, upper, scratch) >= (int)sizeof options) {
         errno = ENAMETOOLONG;
@@ -200,6 +247,7 @@ static void mount_overlay(const char *lowers) {
     }
     if (mount("trialyard", tree, "overlay", MS_NOSUID | MS_NODEV, options) < 0)
         fail("mount overlay of %s", lowers);
+    if (map_fd >= 0) hide_layers();
     open_tree_fd();
 }
 
@@ -218,9 +266,20 @@ static void make_mount_point(const char *source, const char *path) {
     close(parent);
 }
 
+/* False for kernels and file systems that cannot map owners, which then show as they are. */
+static int bind_mapped(const char *source, int target, unsigned long flags) {
+    int fd = map_fd < 0 ? -1 : clone_mount(source, map_fd, MS_NOSUID | flags);
+    if (fd >= 0) attach_mount(fd, path_of(target));
+    return fd >= 0;
+}
+
 static void bind(const char *source, const char *path, unsigned long flags) {
     make_mount_point(source, path);
     int fd = open_in_tree(path, O_PATH);
+    if (fd >= 0 && flags & MS_RDONLY && bind_mapped(source, fd, flags)) {
+        close(fd);
+        return;
+    }
     if (fd < 0 || mount(source, path_of(fd), NULL, MS_BIND, NULL) < 0)
         fail("bind %s on %s", source, path);
     close(fd);
@@ -243,6 +302,11 @@ static void mount_devpts(const char *path) {
                         "newinstance,ptmxmode=0666,mode=0620") < 0)
         fail("mount devpts");
     close(fd);
+}
+
+static void set_map(const char *map) {
+    if (map_fd >= 0) close(map_fd);
+    map_fd = strcmp(map, "-") ? make_user_namespace(map, box_uid) : -1;
 }
 
 static void own_directory(const char *path, mode_t mode) {
@@ -318,6 +382,7 @@ static int step(char **argv) {
     if (!strcmp(name, "--join")) return join_group(argv[1]), 2;
     if (!strcmp(name, "--nofile")) return limit(RLIMIT_NOFILE, number(argv[1])), 2;
     if (!strcmp(name, "--tmpfs")) return mount_tmpfs(argv[1], argv[2], argv[3]), 4;
+    if (!strcmp(name, "--map")) return set_map(argv[1]), 2;
     if (!strcmp(name, "--overlay")) return mount_overlay(argv[1]), 2;
     if (!strcmp(name, "--dir")) return make_directory(argv[2], strtol(argv[1], NULL, 8)), 3;
     if (!strcmp(name, "--own")) return own_directory(argv[2], strtol(argv[1], NULL, 8)), 3;
