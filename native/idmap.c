@@ -25,7 +25,8 @@
 
 /* Headers may be older than the kernel; these numbers are the same on every architecture. */
 enum { OPEN_TREE = 428, MOVE_MOUNT = 429, MOUNT_SETATTR = 442 };
-enum { CLONE_TREE = 1, FROM_EMPTY_PATH = 4, NO_PATH = 0x1000, MAP_OWNERS = 0x00100000 };
+enum { CLONE_TREE = 1, FROM_EMPTY_PATH = 4, TO_EMPTY_PATH = 0x40, NO_PATH = 0x1000,
+       MAP_OWNERS = 0x00100000 };
 
 struct mount_attributes {
     uint64_t set, clear, propagation, userns_fd;
@@ -119,8 +120,8 @@ int clone_mount(const char *source, int map_fd, unsigned long flags) {
     return -1;
 }
 
-void attach_mount(int mount_fd, const char *target) {
-    if (syscall(MOVE_MOUNT, mount_fd, "", AT_FDCWD, target, FROM_EMPTY_PATH) < 0)
-        fail("mount on %s", target);
+void attach_mount(int mount_fd, int target_fd) {
+    if (syscall(MOVE_MOUNT, mount_fd, "", target_fd, "", FROM_EMPTY_PATH | TO_EMPTY_PATH) < 0)
+        fail("attach a mount");
     close(mount_fd);
 }

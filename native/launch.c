@@ -214,7 +214,10 @@ static const char *map_layers(const char *lowers) {
         if (fd < 0) fail("map the owners of image layer %s", layer);
         snprintf(target, sizeof target, "%s/layers/%d", disk, number);
         if (mkdir(target, 0755) < 0) fail("mkdir %s", target);
-        attach_mount(fd, target);
+        int place = open(target, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (place < 0) fail("open %s", target);
+        attach_mount(fd, place);
+        close(place);
         length += snprintf(names + length, sizeof names - length, "%slayers/%d",
                            number ? ":" : "", number);
     }
@@ -269,7 +272,7 @@ static void make_mount_point(const char *source, const char *path) {
 /* False for kernels and file systems that cannot map owners, which then show as they are. */
 static int bind_mapped(const char *source, int target, unsigned long flags) {
     int fd = map_fd < 0 ? -1 : clone_mount(source, map_fd, MS_NOSUID | flags);
-    if (fd >= 0) attach_mount(fd, path_of(target));
+    if (fd >= 0) attach_mount(fd, target);
     return fd >= 0;
 }
 

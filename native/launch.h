@@ -17,7 +17,7 @@ int make_user_namespace(const char *map, uid_t first);
 int clone_mount(const char *source, int map_fd, unsigned long flags);
 
 /* Attaches a mount of clone_mount; closes its descriptor. */
-void attach_mount(int mount_fd, const char *target);
+void attach_mount(int mount_fd, int target_fd);
 
 /* A box that an OCI runtime makes (oci.c). */
 struct oci_box {
