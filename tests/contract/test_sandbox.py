@@ -1,8 +1,10 @@
 """What every `Sandbox` and `SandboxPool` promises, on boxes of namespaces and on the fake."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 
@@ -252,3 +254,23 @@ async def test_a_closed_pool_refuses(pool: SandboxPool) -> None:
     with pytest.raises(ResourceExhausted, match="closed"):
         async with pool.acquire(image="host", limits=Limits(), owner="late"):
             pass
+
+
+async def test_a_relay_is_refused_with_the_field_that_is_wrong(
+    box: Sandbox, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "server")
+    with pytest.raises(UserError, match="socket_path"):
+        await box.relay(8080, path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        with pytest.raises(UserError, match="port"):
+            await box.relay(0, path)
+        await box.relay(8080, path)
+        with pytest.raises(UserError, match="port 8080: already in use"):
+            await box.relay(8080, path)
+        assert box.network_log() == ()
+        await box.close()
+        with pytest.raises(SandboxLost):
+            await box.relay(8081, path)

@@ -40,7 +40,8 @@ def register(commands: Commands) -> None:
     run.add_argument("--timeout", type=float, default=600.0, metavar="S")
     run.add_argument("--idle-timeout", type=float, metavar="S")
     run.add_argument("--cpu-time", type=float, metavar="S")
-    run.add_argument("--network", default="none", choices=("none",))
+    run.add_argument("--network", default="none", metavar="none|allow-list:HOST:PORT,...")
+    run.add_argument("--bandwidth", metavar="SIZE", help="bytes a second, where network is on")
     run.add_argument("--stdin", metavar="FILE|-", help="standard input (default: empty)")
     run.add_argument("--env", action="append", default=[], metavar="K=V")
     run.add_argument("--workdir", default="/work", metavar="D")
@@ -155,6 +156,9 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         "output_bytes": parse_size(arguments.output_bytes, "--output-bytes"),
         "idle_s": arguments.idle_timeout,
         "network": arguments.network,
+        "bandwidth_bytes_per_s": (
+            parse_size(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
+        ),
     }
     try:
         return Limits(**values)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
+from trialyard.core.network import Network, NetworkAttempt
 from trialyard.core.record import Record
 
 
@@ -17,7 +18,8 @@ class Limits(Record):
 
     `cpu_s` and `wall_s` count over the life of the box; `idle_s` and `output_bytes`
     per command (the latter per stream). `disk_bytes` and `inodes` cover everything
-    writable (workdir, /tmp, /out, /dev/shm, overlay upper).
+    writable (workdir, /tmp, /out, /dev/shm, overlay upper). `bandwidth_bytes_per_s` is
+    for all that passes the box's proxy and relays, both directions together.
     """
 
     cpus: float = Field(default=1.0, gt=0, le=1024)
@@ -30,7 +32,8 @@ class Limits(Record):
     output_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
     wall_s: float = Field(default=3600.0, gt=0, le=30 * 86400)
     idle_s: float | None = Field(default=None, gt=0)
-    network: Literal["none"] = "none"
+    network: Network = Network()
+    bandwidth_bytes_per_s: int | None = Field(default=None, ge=1024, le=1 << 40)
 
 
 class ExecStatus(StrEnum):
@@ -171,6 +174,16 @@ class Sandbox(Protocol):
 
     async def remove(self, path: str) -> None:
         """Remove a file or a whole directory. Missing paths are fine."""
+
+    async def relay(self, port: int, socket_path: str) -> None:
+        """Connections to 127.0.0.1:`port` inside reach this Unix socket of the host.
+
+        And nothing else, whatever the network mode, until the box ends. Raises `UserError`
+        for a bad port, a port in use, or where no Unix socket is.
+        """
+
+    def network_log(self) -> tuple[NetworkAttempt, ...]:
+        """The latest attempts of the box to reach something, oldest first; also afterwards."""
 
     async def close(self) -> None:
         """Destroy the box and all that runs in it. Idempotent; never raises."""

@@ -37,6 +37,8 @@ class Counters:
     cpu_us: int
     oom_kills: int
     pids_refused: int
+    throttled: int = 0
+    """How often traffic had to wait for bandwidth."""
 
 
 class BoxView(Protocol):
@@ -260,6 +262,8 @@ class Command:
             hit.add("output")
         if after.pids_refused > self._before.pids_refused:
             hit.add("pids")
+        if after.throttled > self._before.throttled:
+            hit.add("network")
         limit_s = self._box.limits.cpu_s
         if self._reason is None and limit_s and self._box.cpu_used_s(after) >= limit_s:
             self._reason = ExecStatus.TIMEOUT  # it ended between two looks at the clock

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
+from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, ExecStatus, FileStat, Limits, OutputCallback
 from trialyard.sandboxes import protocol
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
@@ -21,6 +22,7 @@ from trialyard.sandboxes.cgroups import BoxCgroup
 from trialyard.sandboxes.command import Command, Counters
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
+from trialyard.sandboxes.network.box import BoxNetwork
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.request import RunRequest, check_request
 from trialyard.sandboxes.zygote import Zygote
@@ -57,6 +59,7 @@ class NamespaceSandbox:
         self._end: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[SandboxLost] = self._loop.create_future()
         self._files: BoxFiles
+        self._network = BoxNetwork(limits)
         self.leaked = False
         argv = plan.argv(group_steps, uid)
         self._process = BoxProcess(argv, uid, on_reply=self._on_reply, on_end=self._on_end)
@@ -137,7 +140,9 @@ class NamespaceSandbox:
 
     def counters(self) -> Counters:
         group = self._cgroup
-        return Counters(group.cpu_us(), group.oom_kills(), group.pids_refused())
+        return Counters(
+            group.cpu_us(), group.oom_kills(), group.pids_refused(), self._network.throttled
+        )
 
     def peaks(self) -> tuple[int, int]:
         return self._cgroup.memory_peak_bytes(), self._cgroup.pids_peak()
@@ -170,12 +175,13 @@ class NamespaceSandbox:
         timeout_s: float | None = None,
         on_output: OutputCallback | None = None,
     ) -> ExecResult:
-        request = check_request(argv, env, cwd, self._workdir)
+        request = check_request(argv, env, cwd, self._workdir, self._network.env)
         if timeout_s is not None and not timeout_s > 0:
             raise UserError(f"timeout_s {timeout_s!r}: must be positive")
         await self._check_alive()
         if cwd is not None:
             self._check_cwd(request.cwd)
+        await self._network.open(self._process.init_pidfd)
         zygote = self._zygote_for(request)
         self._last_command += 1
         command = Command(
@@ -327,6 +333,15 @@ class NamespaceSandbox:
         await self._check_alive()
         self._files.remove(path)
 
+    # --- network ------------------------------------------------------------------------
+
+    async def relay(self, port: int, socket_path: str) -> None:
+        await self._check_alive()
+        await self._network.relay(self._process.init_pidfd, port, socket_path)
+
+    def network_log(self) -> tuple[NetworkAttempt, ...]:
+        return self._network.log()
+
     # --- the end ------------------------------------------------------------------------
 
     async def _check_alive(self) -> None:
@@ -356,6 +371,7 @@ class NamespaceSandbox:
         """Wait for the processes, tell the commands, give everything back. Never raises."""
         if self._deadline is not None:
             self._deadline.cancel()
+        await self._network.close()
         wait_status = await self._process.wait()
         out_of_memory = self._cgroup.oom_kills() > 0
         lost = self._explain(wait_status, out_of_memory)

@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from trialyard.core.errors import UserError
 from trialyard.sandboxes.protocol import run_body
@@ -34,12 +35,19 @@ class RunRequest:
 
 
 def check_request(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, workdir: str
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    workdir: str,
+    box_env: Mapping[str, str] = MappingProxyType({}),
 ) -> RunRequest:
-    """The request; `env` is added to the defaults, a relative `cwd` counts from the workdir."""
+    """The request; a relative `cwd` counts from the workdir.
+
+    `env` is added to the defaults and to `box_env`, the defaults of this box.
+    """
     if isinstance(argv, str) or not argv or not argv[0]:
         raise UserError(f"argv {argv!r}: must be a list of words, the first a program")
-    whole = DEFAULT_ENV | dict(env or {})
+    whole = DEFAULT_ENV | dict(box_env) | dict(env or {})
     directory = workdir if cwd is None else posixpath.join(workdir, cwd)
     _check_texts("argv", argv)
     _check_texts("env", [*whole, *whole.values()])

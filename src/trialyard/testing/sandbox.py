@@ -20,6 +20,7 @@ from trialyard.core.errors import (
     UserError,
 )
 from trialyard.core.ids import new_id
+from trialyard.core.network import NetworkAttempt, check_relay
 from trialyard.core.sandbox import (
     ExecResult,
     ExecStatus,
@@ -77,6 +78,7 @@ class FakeSandbox:
         self.files: dict[str, bytes] = {}
         self.directories = {"/", "/tmp", "/out", workdir}
         self.calls: list[FakeCall] = []
+        self.relays: dict[int, str] = {}
 
     @property
     def id(self) -> str:
@@ -180,6 +182,16 @@ class FakeSandbox:
         self.directories = {
             d for d in self.directories if d != path and not d.startswith(f"{path}/")
         }
+
+    async def relay(self, port: int, socket_path: str) -> None:
+        self._check_alive()
+        check_relay(port, socket_path)
+        if port in self.relays:
+            raise UserError(f"port {port}: already in use inside the box")
+        self.relays[port] = socket_path
+
+    def network_log(self) -> tuple[NetworkAttempt, ...]:
+        return ()
 
     async def close(self) -> None:
         if self._lost is None:

@@ -1,0 +1,68 @@
+"""The attempts of one box to reach something, the latest of them kept."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from trialyard.core.network import NetworkAttempt, NetworkProtocol, Verdict
+
+KEPT = 1000
+
+
+class Counted(Protocol):
+    """The connection of an attempt, with the bytes so far."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt, maybe under way; see `NetworkAttempt`."""
+
+    time_s: float
+    protocol: NetworkProtocol = "unknown"
+    host: str = ""
+    port: int = 0
+    address: str = ""
+    verdict: Verdict = "invalid"
+    reason: str = "nothing was asked"
+    counts: Counted | None = None
+
+    def as_it_is(self) -> NetworkAttempt:
+        return NetworkAttempt(
+            time_s=self.time_s,
+            protocol=self.protocol,
+            host=self.host,
+            port=self.port,
+            address=self.address,
+            verdict=self.verdict,
+            reason=self.reason,
+            sent_bytes=self.counts.sent_bytes if self.counts else 0,
+            received_bytes=self.counts.received_bytes if self.counts else 0,
+        )
+
+
+class NetworkLog:
+    """At most `KEPT` attempts; `dropped` counts the older ones that are gone."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._attempts: deque[Attempt] = deque(maxlen=KEPT)
+        self._num_attempts = 0
+
+    @property
+    def dropped(self) -> int:
+        return self._num_attempts - len(self._attempts)
+
+    def begin(self) -> Attempt:
+        attempt = Attempt(self._clock())
+        self._attempts.append(attempt)
+        self._num_attempts += 1
+        return attempt
+
+    def attempts(self) -> tuple[NetworkAttempt, ...]:
+        """Oldest first."""
+        return tuple(attempt.as_it_is() for attempt in self._attempts)
