@@ -337,7 +337,7 @@ static void on_child(int number) { (void)number; }
 static void set_up(void) {
     struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP};
     sigset_t children;
-    if (prctl(PR_SET_DUMPABLE, 0) < 0) _exit(1);
+    if (prctl(PR_SET_DUMPABLE, 0) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) _exit(1);
     if (syscall(SYS_close_range, CONTROL_FD + 1, ~0U, 0) < 0) _exit(1);
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);

@@ -8,23 +8,32 @@ from pathlib import Path
 
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
+from trialyard.sandboxes.backend import Backend
 from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
+from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend
 from trialyard.sandboxes.pool import NamespacePool
 
 PYTHON = "/opt/trialyard/python/bin/python3"
+BACKENDS = ("namespace", "oci")
 WARM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """With a fixed hash seed a run may be a fork of a warm interpreter."""
 
 
+def backend_of(name: str) -> Backend | None:
+    """What sets boxes up, by name. The runtime may be an old one: the tests look for holes."""
+    return OciBackend("runc", allow_vulnerable_runtime=True) if name == "oci" else None
+
+
 def namespace_pool(
-    *, max_boxes: int = 4, warm_per_kind: int = 0, **options: object
+    *, max_boxes: int = 4, warm_per_kind: int = 0, backend: str = "namespace", **options: object
 ) -> NamespacePool:
     """A pool of the host image; close it at the end of the test."""
     return NamespacePool(
         {HOST: host_image()},
         max_boxes=max_boxes,
         warm_per_kind=warm_per_kind,
+        backend=backend_of(backend),
         **options,  # type: ignore[arg-type]
     )
 
@@ -80,6 +89,11 @@ def processes_of_owner(owner: str) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def all_processes(uid: int) -> list[int]:
+    """Those of a box and of the program that set it up."""
+    return processes_of_uid(uid) + processes_of_uid(uid + SETUP_UID_OFFSET)
 
 
 def groups_of(owner: str) -> list[Path]:

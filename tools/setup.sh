@@ -9,6 +9,7 @@ say() { printf 'setup: %s\n' "$*"; }
 
 missing=""
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
+command -v runc >/dev/null 2>&1 || [ -x /usr/sbin/runc ] || missing="$missing runc" # for tests
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 if ! ldconfig -p 2>/dev/null | grep -q libseccomp.so.2; then missing="$missing libseccomp2"; fi
 [ -e /usr/include/stdlib.h ] || missing="$missing libc6-dev"
@@ -25,7 +26,7 @@ if [ -n "$missing" ]; then
     exit 2
   fi
 else
-  say "Debian packages are there (bubblewrap, libseccomp2, a C compiler)"
+  say "Debian packages are there (bubblewrap, libseccomp2, runc, a C compiler)"
 fi
 
 if ! command -v "$PYTHON" >/dev/null 2>&1; then

@@ -1,4 +1,4 @@
-"""What every `Sandbox` and `SandboxPool` promises, on boxes of namespaces and on the fake."""
+"""What every `Sandbox` and `SandboxPool` promises, on both backends and on the fake."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import namespace_pool
+from tests.boxes import BACKENDS, namespace_pool
 from trialyard.core.errors import (
     FileAccessError,
     NotFoundError,
@@ -27,12 +27,12 @@ FAKE_PROGRAM = scripted(
 )
 
 
-@pytest.fixture(params=["namespace", "fake"])
+@pytest.fixture(params=[*BACKENDS, "fake"])
 async def pool(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
     made: SandboxPool = (
-        namespace_pool(max_boxes=2)
-        if request.param == "namespace"
-        else FakePool(FAKE_PROGRAM, max_boxes=2)
+        FakePool(FAKE_PROGRAM, max_boxes=2)
+        if request.param == "fake"
+        else namespace_pool(max_boxes=2, backend=request.param)
     )
     yield made
     await made.close()

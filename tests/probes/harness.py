@@ -23,6 +23,7 @@ from typing import Any
 from tests.boxes import (
     PYTHON,
     WARM_ENV,
+    all_processes,
     groups_of,
     namespace_pool,
     processes_of_uid,
@@ -82,17 +83,19 @@ def limits_of(expect: dict[str, Any]) -> Limits:
     )
 
 
-async def run_probe(probe: Path, tmp_path: Path, *, warm: bool = False) -> None:
+async def run_probe(
+    probe: Path, tmp_path: Path, *, warm: bool = False, backend: str = "namespace"
+) -> None:
     """Raises AssertionError with everything that was not as it should be.
 
     `warm`: the probe is a fork of a warm interpreter, not a fresh start.
     """
     expect = json.loads((probe / "expect.json").read_text())
     if expect.get("harness_action") == "sigkill_supervisor_after_1s":
-        check_supervisor_killed(probe, expect)
+        check_supervisor_killed(probe, expect, backend)
         return
     mounts = Path("/proc/self/mounts").read_text()
-    pool = namespace_pool(max_boxes=4, warm_per_kind=1)
+    pool = namespace_pool(max_boxes=4, warm_per_kind=1, backend=backend)
     try:
         if warm:
             await warm_interpreter(pool, WARM_START)
@@ -133,7 +136,7 @@ async def run_phase(run: Run, phase: int) -> None:
         if "download" in expect and box.alive:
             await check_download(run, box)
         ended_s = time.monotonic()
-    while processes_of_uid(box.host_uid):
+    while all_processes(box.host_uid):
         assert time.monotonic() - ended_s < 5, "processes of the box live on"
         await asyncio.sleep(0.01)
     run.cleanup_s = time.monotonic() - ended_s
@@ -280,7 +283,7 @@ INVARIANTS: dict[str, Callable[[Run], None]] = {
 def check_after_pool(run: Run) -> None:
     assert Path("/proc/self/mounts").read_text() == run.mounts
     for uid in run.uids:
-        assert processes_of_uid(uid) == []
+        assert all_processes(uid) == []
     counters = run.pool.counters()
     assert counters["leaked"] == 0
     assert counters["created"] == counters["destroyed"]
@@ -324,7 +327,7 @@ import json
 async def main():
     probe = Path(sys.argv[1])
     expect = json.loads((probe / "expect.json").read_text())
-    pool = namespace_pool(warm_per_kind=1)
+    pool = namespace_pool(warm_per_kind=1, backend=sys.argv[2])
     async with pool.acquire(image="host", limits=limits_of(expect), owner="probe") as box:
         await box.write("/work/probe.py", (probe / "probe.py").read_bytes())
         print(box.host_uid, pool._host.owner.name, flush=True)
@@ -334,10 +337,12 @@ asyncio.run(main())
 """
 
 
-def check_supervisor_killed(probe: Path, expect: dict[str, Any]) -> None:
+def check_supervisor_killed(probe: Path, expect: dict[str, Any], backend: str) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     supervisor = subprocess.Popen(
-        [sys.executable, "-c", _SUPERVISOR, str(probe)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _SUPERVISOR, str(probe), backend],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert supervisor.stdout is not None
     with supervisor.stdout:
@@ -345,13 +350,13 @@ def check_supervisor_killed(probe: Path, expect: dict[str, Any]) -> None:
         uid = int(uid_text)
         assert supervisor.stdout.readline().strip() == "RUNNING"
         time.sleep(1)
-        assert len(processes_of_uid(uid)) >= 4
+        assert len(all_processes(uid)) >= 4
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
     deadline_s = time.monotonic() + 2
-    while processes_of_uid(uid) and time.monotonic() < deadline_s:
+    while all_processes(uid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    assert processes_of_uid(uid) == []
+    assert all_processes(uid) == []
     while groups_of(owner):
         assert time.monotonic() < deadline_s, "cgroups are left"
         time.sleep(0.02)
