@@ -33,7 +33,7 @@
  *   --view SRC PATH           bind mount on a PATH of the host, for this box's launcher alone
  *   --oci OWNER MAP CONFIG    PROGRAM is an OCI runtime, run by the uid OWNER with this
  *                             config.json; the box's user namespace has this MAP (oci.c)
- *   --move DIR                cgroup that an OCI runtime's box is moved to when it is made
+ *   --move DIR                cgroup that PID 1 is moved to when an OCI runtime has made it
  *   --enter                   make the tree the root and stay root (zygotes only)
  *
  * PATHs are relative to the tree and never lead out of it, whatever links an image or a
@@ -371,6 +371,7 @@ static void add_move(const char *directory) {
         errno = E2BIG;
         fail("--move %s", directory);
     }
+    if (oci.num_groups == 0) next_fd = MOVE_FD + 1;
     snprintf(path, sizeof path, "%s/cgroup.procs", directory);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) fail("open %s", path);

@@ -19,6 +19,10 @@ int clone_mount(const char *source, int map_fd, unsigned long flags);
 /* Attaches a mount of clone_mount; closes its descriptor. */
 void attach_mount(int mount_fd, int target_fd);
 
+/* A socket on which PID 1 of an OCI runtime's box says that it runs, and learns that it counts. */
+enum { MOVE_FD = 4 };
+void wait_to_be_moved(void);
+
 /* A box that an OCI runtime makes (oci.c). */
 struct oci_box {
     const char *disk;        /* where the box's tmpfs is mounted; DISK/root is the tree */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "launch.h"
 #include "protocol.h"
 
 int launch_main(int argc, char **argv);
@@ -19,7 +20,10 @@ int init_main(void);
 int keeper_main(int argc, char **argv);
 
 int main(int argc, char **argv) {
-    if (argc >= 2 && strcmp(argv[1], "init") == 0) return init_main();
+    if (argc >= 2 && strcmp(argv[1], "init") == 0) {
+        if (argc == 3 && strcmp(argv[2], "moved") == 0) wait_to_be_moved();
+        return init_main();
+    }
     if (argc >= 2 && strcmp(argv[1], "launch") == 0) return launch_main(argc - 2, argv + 2);
     if (argc >= 2 && strcmp(argv[1], "keeper") == 0) return keeper_main(argc - 2, argv + 2);
     if (argc == 2 && strcmp(argv[1], "version") == 0) return printf("%d\n", PROTOCOL_VERSION) < 0;

@@ -3,12 +3,13 @@
  * The runtime is never root: it runs as OWNER, a uid of this box alone, and joins a user
  * namespace of the box's that root made for it, in which OWNER is root and the box's user is
  * somebody else. It finds no cgroup that it may write, so it manages none: it works in a group
- * of its own, and PID 1 is moved to the box's groups before it runs, so that limits and
+ * of its own, and PID 1 is moved to the box's groups before it serves, so that limits and
  * counters (out of memory above all) are the supervisor's, and outlive the box.
  *
- * `create` makes the box, `start` lets PID 1 run; in between it is moved. The launcher is PID 1's
- * parent from then on (a subreaper), an unprivileged one, and ends as it does. Bundle and state
- * lie on the box's own tmpfs, beside the tree, in a mount namespace that goes with it.
+ * PID 1 reports on MOVE_FD and waits there until it is moved: not a page and not a thread of the
+ * runtime's counts as the box's. The launcher is its parent from then on (a subreaper), an
+ * unprivileged one, and ends as it does. Bundle and state lie on the box's own tmpfs, beside the
+ * tree, in a mount namespace that goes with it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -32,7 +34,6 @@ enum { MAX_WORDS = 32 };
 #define NAME "box"
 
 static char bundle[4200], state[4200], pid_file[4300];
-static pid_t supervisor;
 
 static void write_new(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0644);
@@ -64,7 +65,7 @@ static void become(uid_t owner) {
         fail("become %u", owner);
 }
 
-/* Whoever dies takes its child along; asked for after the change of identity, which forgets it. */
+/* Whoever dies takes its child along. A change of identity forgets this. */
 static void die_with(pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) fail("prctl");
     if (getppid() != parent) _exit(125);
@@ -123,6 +124,36 @@ static void move(pid_t pid, const int *groups, int num_groups) {
     }
 }
 
+/* A socket whose other end is the MOVE_FD of what is started next. */
+static int open_move_socket(void) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) fail("socketpair");
+    int ours = fcntl(ends[0], F_DUPFD_CLOEXEC, 100), theirs = fcntl(ends[1], F_DUPFD_CLOEXEC, 100);
+    close(ends[0]);
+    close(ends[1]);
+    if (ours < 0 || theirs < 0 || dup2(theirs, MOVE_FD) < 0) fail("dup2");
+    close(theirs);
+    return ours;
+}
+
+static void wait_for_init(int socket) {
+    char byte;
+    ssize_t length;
+    while ((length = read(socket, &byte, 1)) < 0 && errno == EINTR) continue;
+    if (length != 1) {
+        fputs("trialyard-box: PID 1 did not start\n", stderr);
+        _exit(125);
+    }
+}
+
+/* The other side of it, in PID 1. */
+void wait_to_be_moved(void) {
+    char byte = 0;
+    if (write(MOVE_FD, &byte, 1) != 1) _exit(1);
+    while (read(MOVE_FD, &byte, 1) < 0 && errno == EINTR) continue;
+    close(MOVE_FD);
+}
+
 static int wait_for(pid_t wanted) {
     int status;
     for (;;) {
@@ -134,15 +165,19 @@ static int wait_for(pid_t wanted) {
 }
 
 int supervise_oci(const struct oci_box *box) {
-    supervisor = getppid();
+    pid_t supervisor = getppid();
+    die_with(supervisor);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0) fail("prctl");
     make_bundle(box);
-    run_runtime(box, (char *[]){"create", "--bundle", bundle, "--preserve-fds", "1", "--pid-file",
-                                pid_file, NAME, NULL});
+    int socket = open_move_socket();
+    run_runtime(box, (char *[]){"run", "--detach", "--bundle", bundle, "--preserve-fds", "2",
+                                "--pid-file", pid_file, NAME, NULL});
     close(CONTROL_FD);
+    close(MOVE_FD);
     pid_t pid = made_process();
+    wait_for_init(socket);
     move(pid, box->groups, box->num_groups);
-    run_runtime(box, (char *[]){"start", NAME, NULL});
+    close(socket);
     become(box->owner);
     die_with(supervisor);
     return wait_for(pid);

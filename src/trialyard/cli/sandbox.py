@@ -47,6 +47,9 @@ def register(commands: Commands) -> None:
     run.add_argument("--workdir", default="/work", metavar="D")
     run.add_argument("--upload", action="append", default=[], metavar="SRC:DST")
     run.add_argument("--download", action="append", default=[], metavar="SRC:DST")
+    run.add_argument("--backend", default="namespace", choices=("namespace", "oci"))
+    run.add_argument("--runtime", default="runc", help="of --backend oci: a name or a path")
+    run.add_argument("--allow-vulnerable-runtime", action="store_true")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...")
     add_json(run)
 
@@ -80,7 +83,13 @@ async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -
     stdin = _stdin(arguments.stdin)
     environment = dict(_pair(text, "=", "--env") for text in arguments.env)
     async with (
-        open_pool(max_boxes=1, warm=0) as pool,
+        open_pool(
+            max_boxes=1,
+            warm=0,
+            backend=arguments.backend,
+            runtime=arguments.runtime,
+            allow_vulnerable_runtime=arguments.allow_vulnerable_runtime,
+        ) as pool,
         pool.acquire(
             image=arguments.image, limits=limits, owner="cli", workdir=arguments.workdir
         ) as sandbox,

@@ -1,7 +1,9 @@
-"""The processes that make a box, as their supervisor holds them: bubblewrap and PID 1.
+"""The processes that make a box, as their supervisor holds them: the launcher and PID 1.
+
+The launcher turned into bubblewrap, or it is the parent that an OCI runtime left PID 1 to.
 
 What is known of PID 1 comes from the kernel (its host pid and uid by socket credentials, a
-pidfd, bubblewrap's exit status), never from what it says. Killing PID 1 kills the box.
+pidfd, the launcher's exit status), never from what it says. Killing PID 1 kills the box.
 """
 
 import array
@@ -125,7 +127,7 @@ class BoxProcess:
         self._on_end(why)
 
     def said(self) -> str:
-        """What the launcher or bubblewrap wrote before PID 1 took over: why they failed."""
+        """What the launcher or its runtime wrote before PID 1 took over: why they failed."""
         if self._diagnostics >= 0:
             with contextlib.suppress(BlockingIOError):
                 self._said += os.read(self._diagnostics, 4096)
@@ -141,7 +143,7 @@ class BoxProcess:
                 signals.pidfd_send_signal(pidfd, signals.SIGKILL)
 
     async def wait(self) -> int | None:
-        """Wait status of bubblewrap, which outlives PID 1 by a moment; None if it will not end."""
+        """Wait status of the launcher, which outlives PID 1; None if it will not end."""
         self._loop.remove_reader(self._control.fileno())
         status = self._reap()
         if status is not None:
@@ -175,14 +177,14 @@ class BoxProcess:
 
 
 def outside_evidence(wait_status: int | None) -> str:
-    """What bubblewrap's end says about a box that nobody here ended; empty for nothing.
+    """What the launcher's end says about a box that nobody here ended; empty for nothing.
 
     Inside its namespace nothing can kill PID 1, so a SIGKILL came from the host.
     """
     if wait_status is None:
-        return "bubblewrap does not end although it was killed"
+        return "its launcher does not end although it was killed"
     if os.WIFSIGNALED(wait_status):
-        return f"bubblewrap was killed from outside by signal {os.WTERMSIG(wait_status)}"
+        return f"its launcher was killed from outside by signal {os.WTERMSIG(wait_status)}"
     if os.WEXITSTATUS(wait_status) == 128 + signals.SIGKILL:
         return "PID 1 was killed from outside (inside, nothing can kill it)"
     return ""

@@ -20,7 +20,7 @@ from trialyard.sandboxes.seccomp_rules import (
     terminal_input_rules,
 )
 from trialyard.sandboxes.syscalls import NAMES_BY_NUMBER
-from trialyard.sandboxes.system_files import BOX_UID
+from trialyard.sandboxes.system_files import BOX_UID, HOME
 
 Json = dict[str, Any]
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
@@ -46,8 +46,8 @@ def box_config(tree: str, user_namespace: str, limits: Limits, maps: list[Json])
         "process": {
             "terminal": False,
             "user": {"uid": BOX_UID, "gid": BOX_UID},
-            "args": [INIT_PATH, "init"],
-            "env": [],
+            "args": [INIT_PATH, "init", "moved"],
+            "env": [f"HOME={HOME}"],
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": {name: [] for name in _CAPABILITY_SETS},

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as metadata_version
 from pathlib import Path
+from typing import Literal
 
 from trialyard.core.clock import SystemClock
 from trialyard.core.errors import NotFoundError
@@ -29,10 +30,13 @@ from trialyard.images.host import HOST, host_image
 from trialyard.rollout.answer import AnswerTool
 from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
+from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.host import check_host
+from trialyard.sandboxes.oci import OciBackend
 from trialyard.sandboxes.pool import NamespacePool
 from trialyard.sandboxes.zygote import WarmImport
 
+BackendName = Literal["namespace", "oci"]
 CACHE_DIRECTORY = Path("/var/cache/trialyard")
 WARM_IMPORTS = (
     WarmImport(trigger="values_runner", modules=("values_runner",), directory=GRADER),
@@ -69,13 +73,37 @@ def _pytest_layer() -> Path:
     return layer
 
 
+def open_backend(
+    name: BackendName, *, runtime: str = "runc", allow_vulnerable_runtime: bool = False
+) -> Backend:
+    """What sets boxes up. Raises `SandboxUnavailable`."""
+    if name == "oci":
+        return OciBackend(runtime, allow_vulnerable_runtime=allow_vulnerable_runtime)
+    return BubblewrapBackend()
+
+
 @asynccontextmanager
-async def open_pool(*, max_boxes: int, warm: int) -> AsyncIterator[SandboxPool]:
-    """A pool of boxes on this machine; nothing of it is left afterwards."""
+async def open_pool(
+    *,
+    max_boxes: int,
+    warm: int,
+    backend: BackendName = "namespace",
+    runtime: str = "runc",
+    allow_vulnerable_runtime: bool = False,
+) -> AsyncIterator[SandboxPool]:
+    """A pool of boxes on this machine; nothing of it is left afterwards.
+
+    `runtime` is the OCI runtime of the backend "oci", by name or path; one with known escapes
+    is refused unless `allow_vulnerable_runtime`. Raises `SandboxUnavailable` with the cure.
+    """
     check_host()
+    chosen = open_backend(
+        backend, runtime=runtime, allow_vulnerable_runtime=allow_vulnerable_runtime
+    )
     mounts = layers()
     pool = NamespacePool(
         {HOST: host_image()},
+        backend=chosen,
         layers=mounts,
         max_boxes=max_boxes,
         warm_per_kind=warm,
