@@ -17,6 +17,7 @@ from trialyard.core.errors import (
     UserError,
 )
 from trialyard.core.sandbox import ExecStatus, Limits, Sandbox, SandboxPool
+from trialyard.sandboxes.snapshots import SnapshotStore
 from trialyard.testing.sandbox import FakePool, exited, scripted
 
 FAKE_PROGRAM = scripted(
@@ -28,11 +29,13 @@ FAKE_PROGRAM = scripted(
 
 
 @pytest.fixture(params=[*BACKENDS, "fake"])
-async def pool(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+async def pool(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SandboxPool]:
     made: SandboxPool = (
         FakePool(FAKE_PROGRAM, max_boxes=2)
         if request.param == "fake"
-        else namespace_pool(max_boxes=2, backend=request.param)
+        else namespace_pool(
+            max_boxes=2, backend=request.param, snapshots=SnapshotStore(tmp_path / "snapshots")
+        )
     )
     yield made
     await made.close()
@@ -112,6 +115,43 @@ async def test_limits_on_reading_are_held(box: Sandbox) -> None:
         await box.read("/out")
     with pytest.raises(FileAccessError):
         await box.list("/out/nothing")
+
+
+async def test_a_snapshot_is_an_image_with_the_files_of_the_box(pool: SandboxPool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test") as box:
+        await box.upload({"a": b"1", "deep/b": b"2"}, directory=".")
+        name = await box.snapshot()
+        assert await box.snapshot() == name, "equal content, equal name"
+        await box.write("a", b"later")
+        assert await box.snapshot() != name
+        assert pool.image_digest(name)
+        async with pool.acquire(image=name, limits=Limits(), owner="test") as restored:
+            assert await restored.download(".") == {"a": b"1", "deep/b": b"2"}
+            await restored.write("deep/b", b"changed")
+            await restored.remove("a")
+            second = await restored.snapshot()
+        assert await box.download(".") == {"a": b"later", "deep/b": b"2"}
+    async with pool.acquire(image=second, limits=Limits(), owner="test") as restored:
+        assert await restored.download(".") == {"deep/b": b"changed"}
+    with pytest.raises(SandboxLost):
+        await box.snapshot()
+
+
+async def test_a_fork_is_all_or_none(pool: SandboxPool) -> None:
+    async with pool.acquire(image="host", limits=Limits(), owner="test", workdir="/here") as box:
+        await box.write("x", b"from the first")
+        with pytest.raises(UserError, match="count"):
+            pool.fork(box, 0, owner="test")
+        async with pool.fork(box, 1, owner="test") as (twin,):
+            assert twin.workdir == "/here"
+            assert await twin.read("x") == b"from the first"
+            await twin.write("x", b"of its own")
+        with pytest.raises(ResourceExhausted):
+            await pool.fork(box, 2, owner="test", timeout_s=0.2).__aenter__()
+        assert await box.read("x") == b"from the first"
+        assert pool.counters()["live"] == 1
+    with pytest.raises(NotFoundError, match="not in use"):
+        await pool.fork(box, 1, owner="test").__aenter__()
 
 
 async def test_a_closed_box_is_lost_for_every_call(pool: SandboxPool) -> None:

@@ -53,6 +53,9 @@ class FaultyPool:
         async with self._pool.acquire(**options) as box:
             yield FaultyBox(box, self)
 
+    def fork(self, *args: Any, **options: Any) -> Any:
+        return self._pool.fork(*args, **options)
+
     def counters(self) -> dict[str, int]:
         return self._pool.counters()
 

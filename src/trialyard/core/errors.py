@@ -16,7 +16,8 @@ TrialyardError
 │   ├── SandboxUnavailable  this host cannot run the backend safely
 │   ├── LimitUnsupported    the host cannot enforce a limit
 │   ├── ResourceExhausted   no room now
-│   └── FileAccessError  a path inside the box could not be read or written
+│   ├── FileAccessError  a path inside the box could not be read or written
+│   └── SnapshotRefused  a box holds what no snapshot can, or more than one may
 ├── PolicyError          the policy could not answer
 │   └── ContextOverflow  prompt and budget do not fit the context window
 ├── GraderError          grading itself broke
@@ -76,6 +77,10 @@ class ResourceExhausted(SandboxError):
 
 class FileAccessError(SandboxError, OSError):
     """A file operation inside a box was refused or failed."""
+
+
+class SnapshotRefused(SandboxError):
+    """A box holds what no snapshot can, or more than one may; the message names the limit."""
 
 
 class PolicyError(TrialyardError):

@@ -185,6 +185,16 @@ class Sandbox(Protocol):
     def network_log(self) -> tuple[NetworkAttempt, ...]:
         """The latest attempts of the box to reach something, oldest first; also afterwards."""
 
+    async def snapshot(self) -> str:
+        """Save the files of the box; the name is an image that its pool's `acquire` takes.
+
+        Only what the box changed is saved, by content: equal content, equal name. Its
+        processes stand still meanwhile and go on after; they are not saved, nor are /dev/shm,
+        sockets and devices. Works on a box that ran out of memory or time, until it is
+        closed. Raises `SnapshotRefused` for content that no snapshot may hold, and
+        `SandboxLost` once the box is closed.
+        """
+
     async def close(self) -> None:
         """Destroy the box and all that runs in it. Idempotent; never raises."""
 
@@ -229,6 +239,15 @@ class SandboxPool(Protocol):
 
         Groups cannot block each other: none holds a part of its boxes while it waits.
         Raises `UserError` at once when the pool could never hold `count` boxes.
+        """
+
+    def fork(
+        self, sandbox: Sandbox, count: int, *, owner: str, timeout_s: float = 60.0
+    ) -> AbstractAsyncContextManager[list[Sandbox]]:
+        """`count` boxes of the kind of `sandbox` that begin with its files; all or none.
+
+        `sandbox` must be in use from this pool and goes on by itself. Raises as its `snapshot`
+        and as `acquire` do, and `NotFoundError` for a box of somebody else's.
         """
 
     def image_digest(self, image: str) -> str:

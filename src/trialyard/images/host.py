@@ -23,4 +23,4 @@ def host_image(root: Path = Path("/")) -> Image:
         path = root / name
         data = path.read_bytes() if path.is_file() else b""
         digest.update(f"{name}:{len(data)}:".encode() + data)
-    return Image(name=HOST, digest=digest.hexdigest(), lowers=())
+    return Image(name=HOST, digest=digest.hexdigest(), lowers=(), on_host=True)

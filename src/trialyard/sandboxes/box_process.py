@@ -14,12 +14,14 @@ import signal as signals
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from trialyard.core.errors import SandboxError
 from trialyard.sandboxes import protocol
 from trialyard.sandboxes.protocol import Reply
 
 _WAIT_S = 5.0
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -27,7 +29,7 @@ class BoxProcess:
     """Started by the constructor; `ready` resolves when PID 1 answers.
 
     `on_reply` gets every later message; `on_end` is called once when PID 1 is gone or
-    breaks the protocol.
+    breaks the protocol. `upper` is the writable layer in the launcher's mounts, if any.
     """
 
     def __init__(
@@ -35,15 +37,18 @@ class BoxProcess:
         argv: Sequence[str],
         uid: int,
         *,
+        upper: Path | None,
         on_reply: Callable[[Reply], None],
         on_end: Callable[[str | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._uid = uid
+        self._upper = upper
         self._on_reply = on_reply
         self._on_end = on_end
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        self.init_pid = self.init_pidfd = self.root_fd = -1
+        self.init_pid = self.init_pidfd = self.root_fd = self.layer_fd = -1
+        """`layer_fd` is where what the box changes lies: the root, or an overlay's upper."""
         self._said = b""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._diagnostics, their_stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -116,7 +121,12 @@ class BoxProcess:
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         try:
             self.init_pid, self.init_pidfd = pid, os.pidfd_open(pid)
-            self.root_fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.root_fd = os.open(f"/proc/{pid}/root", _DIRECTORY)
+            self.layer_fd = self.root_fd
+            if self._upper is not None:
+                # Outside the box's own namespaces: bubblewrap waits in those of the launcher.
+                path = f"/proc/{self.launcher_pid}/root{self._upper}"
+                self.layer_fd = os.open(path, _DIRECTORY)
         except OSError as error:
             self._end(f"its PID 1 is already gone ({error.strerror})")
             return
@@ -164,16 +174,22 @@ class BoxProcess:
         return status if pid else None
 
     def close(self) -> None:
-        """Close every descriptor; after `wait`."""
+        """Close every descriptor but those of the files; after `wait`."""
         if not self.ready.done():
             self.ready.set_exception(SandboxError("the box ended before it was ready"))
             self.ready.exception()
         self.said()
         self._control.close()
-        for fd in (self.root_fd, self.init_pidfd, self._launcher_pidfd, self._diagnostics):
+        for fd in (self.init_pidfd, self._launcher_pidfd, self._diagnostics):
             if fd >= 0:
                 os.close(fd)
-        self.root_fd = self.init_pidfd = self._launcher_pidfd = self._diagnostics = -1
+        self.init_pidfd = self._launcher_pidfd = self._diagnostics = -1
+
+    def close_files(self) -> None:
+        """Let go of the box's file system, which lives on as long as it is held. Idempotent."""
+        for fd in {self.root_fd, self.layer_fd} - {-1}:
+            os.close(fd)
+        self.root_fd = self.layer_fd = -1
 
 
 def outside_evidence(wait_status: int | None) -> str:

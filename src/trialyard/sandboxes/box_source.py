@@ -19,6 +19,9 @@ class BoxKind:
 class PooledBox(Sandbox, Protocol):
     """A box as its pool holds it."""
 
+    owner: str
+    """Who leases the box."""
+
     @property
     def alive(self) -> bool:
         """False from the moment that the box ends, for whatever reason."""

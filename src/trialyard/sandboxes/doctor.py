@@ -166,7 +166,7 @@ async def _start_a_box() -> Finding:
         return Finding(name, False, "cannot be prepared", cure=str(error))
     try:
         started_s = asyncio.get_running_loop().time()
-        box = await NamespaceSandbox.start(host, Image("host", "", ()), Limits())
+        box = await NamespaceSandbox.start(host, Image("host", "", (), on_host=True), Limits())
         start_ms = (asyncio.get_running_loop().time() - started_s) * 1000
         try:
             result = await box.run(["cat", "/proc/self/status"], timeout_s=20)

@@ -18,9 +18,17 @@ from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
 from trialyard.sandboxes.native import native_program, zygote_library
 from trialyard.sandboxes.owner import Owner
-from trialyard.sandboxes.plan import BoxParts, BoxPlan, check_workdir, plan_zygote
+from trialyard.sandboxes.plan import (
+    BoxParts,
+    BoxPlan,
+    BoxTree,
+    box_tree,
+    check_workdir,
+    plan_zygote,
+)
 from trialyard.sandboxes.protocol import CONTROL_FD
 from trialyard.sandboxes.seccomp import seccomp_filters
+from trialyard.sandboxes.snapshots import SnapshotStore
 from trialyard.sandboxes.system_files import build_dev, check_dev_null, shared_etc
 from trialyard.sandboxes.zygote import WarmImport, Zygotes
 
@@ -70,6 +78,7 @@ class SandboxHost:
         runtime_directory: Path = RUNTIME_DIRECTORY,
         warm_interpreters: bool = True,
         warm_imports: Sequence[WarmImport] = (),
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         check_privilege()
         check_dev_null()
@@ -79,6 +88,7 @@ class SandboxHost:
         for path, source in layers.items():
             if not source.exists():
                 raise UserError(f"layer {path}: {source} does not exist on this host")
+        self.snapshots = snapshots or SnapshotStore(runtime_directory / "snapshots")
         hierarchies = read_hierarchies()
         self.owner = Owner(runtime_directory, new_id(f"p{os.getpid()}"), hierarchies)
         try:
@@ -125,6 +135,10 @@ class SandboxHost:
 
     def _make_plan(self, image: Image, limits: Limits, workdir: str) -> BoxPlan:
         return self.backend.plan(self._parts, image, limits, workdir)
+
+    def tree(self, image: Image) -> BoxTree:
+        """What of the tree of an image's boxes is their own."""
+        return box_tree(self._parts, image)
 
     def close(self) -> bool:
         """Remove what this owner made; True when nothing is left. Idempotent."""

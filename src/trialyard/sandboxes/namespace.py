@@ -9,7 +9,7 @@ kernel says: wait statuses, cgroup counters, pidfds.
 import asyncio
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
@@ -17,6 +17,7 @@ from trialyard.core.image import Image
 from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, ExecStatus, FileStat, Limits, OutputCallback
 from trialyard.sandboxes import protocol
+from trialyard.sandboxes.box_content import BoxContent
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
 from trialyard.sandboxes.cgroups import BoxCgroup
 from trialyard.sandboxes.command import Command, Counters
@@ -47,7 +48,10 @@ class NamespaceSandbox:
         self._uid = uid
         plan = host.plan(image, limits, workdir)
         self._cgroup, group_steps = host.cgroups.prepare(f"u{uid}", limits, apart=plan.apart)
-        self._on_host_image = not image.lowers
+        self._image = image
+        self._tree = host.tree(image)
+        self.owner = ""
+        """Who leases the box; its snapshots are theirs."""
         self._loop = asyncio.get_running_loop()
         self._commands: dict[int, Command] = {}
         self._last_command = 0
@@ -60,9 +64,16 @@ class NamespaceSandbox:
         self._lost: asyncio.Future[SandboxLost] = self._loop.create_future()
         self._files: BoxFiles
         self._network = BoxNetwork(limits)
+        self._saving = asyncio.Lock()
+        self._release_image: Callable[[], None]
         self.leaked = False
-        argv = plan.argv(group_steps, uid)
-        self._process = BoxProcess(argv, uid, on_reply=self._on_reply, on_end=self._on_end)
+        self._process = BoxProcess(
+            plan.argv(group_steps, uid),
+            uid,
+            upper=self._tree.upper,
+            on_reply=self._on_reply,
+            on_end=self._on_end,
+        )
 
     @classmethod
     async def start(
@@ -72,10 +83,16 @@ class NamespaceSandbox:
         host.plan(image, limits, workdir)
         uid = host.owner.uids.take()
         try:
-            box = cls(host, image, limits, workdir, uid)
+            release = host.snapshots.hold_image(image)
+            try:
+                box = cls(host, image, limits, workdir, uid)
+            except BaseException:
+                release()
+                raise
         except BaseException:
             host.owner.uids.give_back(uid)
             raise
+        box._release_image = release
         try:
             await asyncio.wait_for(asyncio.shield(box._process.ready), START_TIMEOUT_S)
         except (SandboxError, TimeoutError) as error:
@@ -110,6 +127,10 @@ class NamespaceSandbox:
     @property
     def workdir(self) -> str:
         return self._workdir
+
+    @property
+    def image(self) -> Image:
+        return self._image
 
     @property
     def limits(self) -> Limits:
@@ -247,7 +268,7 @@ class NamespaceSandbox:
 
     def _zygote_for(self, request: RunRequest) -> Zygote | None:
         """A warm interpreter for this command, if nothing else is alive in the box."""
-        if not self._on_host_image or self._host.zygotes is None or self._commands:
+        if not self._image.on_host or self._host.zygotes is None or self._commands:
             return None
         zygote = self._host.zygotes.find(request.argv, request.env)
         if zygote is None or len(request.body) > protocol.INLINE_BODY_BYTES:
@@ -342,6 +363,28 @@ class NamespaceSandbox:
     def network_log(self) -> tuple[NetworkAttempt, ...]:
         return self._network.log()
 
+    async def snapshot(self) -> str:
+        name = await self.save(keep=True)
+        self._host.snapshots.release(name)
+        return name
+
+    async def save(self, *, keep: bool) -> str:
+        """As `snapshot`; the snapshot is held once, and goes if not kept after `release`."""
+        async with self._saving:
+            if self._end is not None:
+                await asyncio.shield(self._lost)
+            if self._process.layer_fd < 0:
+                await self._check_alive()
+            content = BoxContent(
+                os.dup(self._process.layer_fd),
+                self._image,
+                self._tree.provided,
+                self._limits,
+                self._uid,
+                self._cgroup,
+            )
+            return await content.save(self._host.snapshots, self.owner, keep=keep)
+
     # --- the end ------------------------------------------------------------------------
 
     async def _check_alive(self) -> None:
@@ -366,6 +409,8 @@ class NamespaceSandbox:
         self.destroy("it was closed")
         assert self._end is not None
         await asyncio.shield(self._end)
+        self._process.close_files()
+        self._release_image()
 
     async def _finish(self) -> None:
         """Wait for the processes, tell the commands, give everything back. Never raises."""

@@ -4,6 +4,7 @@ A kind is (image, limits, workdir); its plan is computed once, and only the box'
 uid are put in at each start. The steps are those of native/launch.c.
 """
 
+import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from trialyard.sandboxes.system_files import BOX_UID, HOME
 INIT_PATH = "/opt/trialyard/init"
 ZYGOTE_PATH = "/opt/trialyard/zygote.so"
 OUT = "/out"
-_OWN_INODES = 96
+OWN_INODES = 96
 """What the tree itself takes, so that `inodes` counts the box's own files."""
 _SYSTEM = ("/usr", "/etc", "/dev", "/proc", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/opt")
+_USER_MAP = f"0:0:{BOX_UID},{BOX_UID}:+0:1"
+"""Owners in image layers as host ids: the box's user is itself, whoever follows is nobody."""
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 MASKED_PROC = ("keys", "interrupts", "cmdline")
 """World-readable and about the host; the other well-known ones only root may read."""
@@ -40,6 +43,16 @@ class BoxParts:
     layers: Mapping[str, Path]
     links: Mapping[str, str]
     """Path in the box -> target, e.g. where an interpreter was installed on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxTree:
+    """Where the changes of a box lie."""
+
+    provided: frozenset[bytes]
+    """Paths of the tree that every box of the image gets anew, and that no snapshot holds."""
+    upper: Path | None
+    """The writable layer in the launcher's mounts; None: the tree itself."""
 
 
 class BoxPlan(Protocol):
@@ -89,11 +102,24 @@ def plan_box(
     return LaunchPlan(str(parts.program), steps)
 
 
+def box_tree(parts: BoxParts, image: Image) -> BoxTree:
+    """What of the tree of an image's boxes is their own."""
+    system = ("usr", *_MERGED, "etc") if image.on_host else ()
+    paths = ("proc", "sys", "dev", INIT_PATH, *parts.layers, *parts.links, *system)
+    return BoxTree(
+        provided=frozenset(os.fsencode(path.lstrip("/")) for path in paths),
+        upper=parts.mount_point / "upper" if image.lowers else None,
+    )
+
+
 def tree_steps(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> Iterator[str]:
     """The steps that build the tree of one kind of box."""
     yield from ("--tmpfs", str(parts.mount_point))
-    yield from (str(limits.disk_bytes), str(limits.inodes + _OWN_INODES))
-    yield from _host_system(parts) if not image.lowers else ("--overlay", ":".join(image.lowers))
+    yield from (str(limits.disk_bytes), str(limits.inodes + OWN_INODES))
+    if image.lowers:
+        yield from ("--map", _USER_MAP, "--overlay", ":".join(image.lowers), "--map", "-")
+    if image.on_host:
+        yield from _host_system(parts)
     yield from _common(parts, limits, workdir)
 
 

@@ -1,15 +1,24 @@
 """`NamespacePool`: a pool of `NamespaceSandbox`es on one host (see box_pool.py)."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from trialyard.core.errors import NotFoundError
 from trialyard.core.image import Image
+from trialyard.core.sandbox import Sandbox
+from trialyard.sandboxes.admission import Claim
 from trialyard.sandboxes.backend import Backend
-from trialyard.sandboxes.box_pool import BoxPool
+from trialyard.sandboxes.blocking import in_thread
+from trialyard.sandboxes.box_pool import BoxPool, check_ttl
 from trialyard.sandboxes.box_source import BoxKind
-from trialyard.sandboxes.host import SandboxHost
+from trialyard.sandboxes.host import RUNTIME_DIRECTORY, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
+from trialyard.sandboxes.snapshot_files import is_snapshot
+from trialyard.sandboxes.snapshots import SnapshotStore
 from trialyard.sandboxes.zygote import WarmImport
 
 
@@ -21,6 +30,8 @@ class HostOptions(TypedDict, total=False):
     runtime_directory: Path
     warm_interpreters: bool
     warm_imports: Sequence[WarmImport]
+    snapshots: SnapshotStore
+    """Default: below the runtime directory."""
 
 
 class HostBoxes:
@@ -37,7 +48,10 @@ class HostBoxes:
         return self.host
 
     async def start(self, kind: BoxKind) -> NamespaceSandbox:
-        return await NamespaceSandbox.start(self.open(), kind.image, kind.limits, kind.workdir)
+        host = self.open()
+        if is_snapshot(kind.image.name):
+            await in_thread(lambda _: host.snapshots.check_after_boot(kind.image.name))
+        return await NamespaceSandbox.start(host, kind.image, kind.limits, kind.workdir)
 
     async def close(self) -> bool:
         host, self.host = self.host, None
@@ -60,6 +74,8 @@ class NamespacePool(BoxPool):
         max_memory_bytes: int | None = None,
         **host: Unpack[HostOptions],
     ) -> None:
+        directory = host.get("runtime_directory", RUNTIME_DIRECTORY) / "snapshots"
+        self.snapshots = host.setdefault("snapshots", SnapshotStore(directory))
         self._boxes = HostBoxes(host)
         super().__init__(
             self._boxes,
@@ -68,6 +84,49 @@ class NamespacePool(BoxPool):
             warm_per_kind=warm_per_kind,
             max_memory_bytes=max_memory_bytes,
         )
+
+    def _image(self, name: str) -> Image:
+        return (
+            self.snapshots.load(name, self._images) if is_snapshot(name) else super()._image(name)
+        )
+
+    def _want_refill(self, kind: BoxKind) -> None:
+        if not is_snapshot(kind.image.name):  # of which few boxes are ever wanted
+            super()._want_refill(kind)
+
+    def fork(
+        self, sandbox: Sandbox, count: int, *, owner: str, timeout_s: float = 60.0
+    ) -> AbstractAsyncContextManager[list[Sandbox]]:
+        """`count` boxes with the files of `sandbox`, of its kind, all or none.
+
+        `sandbox` must be in use from this pool. What it holds now is what each begins with;
+        unless somebody takes a snapshot of the same content it is forgotten at the end.
+        """
+        lease = self._leases.get(sandbox.id)
+        if lease is None or not isinstance(lease.box, NamespaceSandbox):
+            raise NotFoundError(f"box {sandbox.id} is not in use from this pool; it cannot fork")
+        box = lease.box
+        kind = BoxKind(box.image, box.limits, box.workdir)
+        claim = self._claim(kind, count, owner, 0)
+        return self._fork(box, kind, claim, timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def _fork(
+        self, box: NamespaceSandbox, kind: BoxKind, claim: Claim, timeout_s: float
+    ) -> AsyncIterator[list[Sandbox]]:
+        name = await box.save(keep=False)
+        try:
+            kind = replace(kind, image=self._image(name))
+            ttl_s = check_ttl(None, kind.limits)
+            async with self._lease(kind, claim, timeout_s, ttl_s) as boxes:
+                yield boxes
+        finally:
+            self.snapshots.release(name)
+            self._keep(self._forget(name))
+
+    async def _forget(self, name: str) -> None:
+        """Remove a fork's snapshot once its boxes are gone, unless somebody asked for it."""
+        await in_thread(lambda _: self.snapshots.remove_unless_kept(name))
 
     @property
     def _host(self) -> SandboxHost | None:

@@ -19,7 +19,7 @@ from trialyard.core.errors import (
     SandboxLost,
     UserError,
 )
-from trialyard.core.ids import new_id
+from trialyard.core.ids import content_hash, new_id, tree_hash
 from trialyard.core.network import NetworkAttempt, check_relay
 from trialyard.core.sandbox import (
     ExecResult,
@@ -67,16 +67,35 @@ def scripted(table: Mapping[tuple[str, ...], ExecResult]) -> Program:
     return program
 
 
+@dataclass(frozen=True, slots=True)
+class FakeSnapshot:
+    """Files that a box may begin with."""
+
+    base_image: str
+    files: Mapping[str, bytes]
+    directories: frozenset[str]
+
+
 class FakeSandbox:
     """One box in memory. `lose` makes it vanish, as a broken host would."""
 
-    def __init__(self, program: Program, workdir: str = "/work") -> None:
+    def __init__(
+        self,
+        program: Program,
+        workdir: str = "/work",
+        *,
+        image: str = "host",
+        snapshots: MutableMapping[str, FakeSnapshot] | None = None,
+    ) -> None:
         self._id = new_id("fake")
         self._workdir = workdir
         self._program = program
         self._lost: SandboxLost | None = None
-        self.files: dict[str, bytes] = {}
-        self.directories = {"/", "/tmp", "/out", workdir}
+        self._snapshots = {} if snapshots is None else snapshots
+        found = self._snapshots.get(image, FakeSnapshot(image, {}, frozenset()))
+        self._base_image = found.base_image
+        self.files: dict[str, bytes] = dict(found.files)
+        self.directories = {"/", "/tmp", "/out", workdir, *found.directories}
         self.calls: list[FakeCall] = []
         self.relays: dict[int, str] = {}
 
@@ -91,6 +110,10 @@ class FakeSandbox:
     def lose(self, *, host_evidence: str = "") -> None:
         """From now on every call raises `SandboxLost`."""
         self._lost = SandboxLost(f"box {self._id} vanished", host_evidence=host_evidence)
+
+    @property
+    def is_open(self) -> bool:
+        return self._lost is None
 
     def _check_alive(self) -> None:
         if self._lost is not None:
@@ -193,6 +216,14 @@ class FakeSandbox:
     def network_log(self) -> tuple[NetworkAttempt, ...]:
         return ()
 
+    async def snapshot(self) -> str:
+        self._check_alive()
+        content = [self._base_image, tree_hash(self.files), sorted(self.directories)]
+        name = f"snapshot-{content_hash(content)}"
+        files, directories = dict(self.files), frozenset(self.directories)
+        self._snapshots[name] = FakeSnapshot(self._base_image, files, directories)
+        return name
+
     async def close(self) -> None:
         if self._lost is None:
             self._lost = SandboxLost(f"box {self._id} is gone: it was closed")
@@ -231,9 +262,10 @@ class FakePool:
         self.owners: list[str] = []
         self._admitted = self._live = self._lost = 0
         self._closed = False
+        self.snapshots: dict[str, FakeSnapshot] = {}
 
     def image_digest(self, image: str) -> str:
-        if image not in self._images:
+        if image not in self._images and image not in self.snapshots:
             raise NotFoundError(f"image {image!r} does not exist; known: {', '.join(self._images)}")
         return f"fake-{image}"
 
@@ -285,12 +317,30 @@ class FakePool:
             raise UserError(f"count {count}: must be between 1 and max_boxes {self._max_boxes}")
         if ttl_s is not None and not 0 < ttl_s <= limits.wall_s:
             raise UserError(f"ttl_s {ttl_s!r}: must be above 0 and at most {limits.wall_s}")
-        return self._lease(count, owner, workdir, priority, timeout_s, ttl_s)
+        return self._lease(count, image, owner, workdir, priority, timeout_s, ttl_s)
+
+    def fork(
+        self, sandbox: Sandbox, count: int, *, owner: str, timeout_s: float = 60.0
+    ) -> AbstractAsyncContextManager[list[Sandbox]]:
+        if not any(box is sandbox and box.is_open for box in self.boxes):
+            raise NotFoundError(f"box {sandbox.id} is not in use from this pool; it cannot fork")
+        if not 1 <= count <= self._max_boxes:
+            raise UserError(f"count {count}: must be between 1 and max_boxes {self._max_boxes}")
+        return self._fork(sandbox, count, owner, timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def _fork(
+        self, sandbox: Sandbox, count: int, owner: str, timeout_s: float
+    ) -> AsyncIterator[list[Sandbox]]:
+        name = await sandbox.snapshot()
+        async with self._lease(count, name, owner, sandbox.workdir, 0, timeout_s, None) as boxes:
+            yield boxes
 
     @contextlib.asynccontextmanager
     async def _lease(
         self,
         count: int,
+        image: str,
         owner: str,
         workdir: str,
         priority: int,
@@ -298,7 +348,10 @@ class FakePool:
         ttl_s: float | None,
     ) -> AsyncIterator[list[Sandbox]]:
         await self._wait_for_room(count, priority, timeout_s)
-        boxes = [FakeSandbox(self._program, workdir) for _ in range(count)]
+        boxes = [
+            FakeSandbox(self._program, workdir, image=image, snapshots=self.snapshots)
+            for _ in range(count)
+        ]
         self.boxes += boxes
         self.owners += [owner] * count
         self._live += count

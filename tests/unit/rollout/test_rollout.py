@@ -105,6 +105,9 @@ class Boxes:
         finally:
             self.live -= 1
 
+    def fork(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
     def image_digest(self, image: str) -> str:
         return f"digest-of-{image}"
 

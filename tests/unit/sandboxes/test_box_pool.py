@@ -28,6 +28,7 @@ class Box(FakeSandbox):
     """A box that takes its time to go."""
 
     leaked = False
+    owner = ""
 
     def __init__(self, yard: "Yard", kind: BoxKind) -> None:
         super().__init__(scripted({}), kind.workdir)
