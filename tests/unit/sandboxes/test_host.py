@@ -47,7 +47,7 @@ async def test_a_missing_layer_is_named(tmp_path: Path) -> None:
 async def test_a_box_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     broken = Image("broken", "0", (str(tmp_path / "absent"),))
     pool = NamespacePool({"host": host_image(), "broken": broken})
-    with pytest.raises(SandboxUnavailable, match=r"mount overlay.*No such file"):
+    with pytest.raises(SandboxUnavailable, match=r"image layer.*No such file"):
         async with pool.acquire(image="broken", limits=Limits(), owner="test"):
             pass
     await use(pool)
