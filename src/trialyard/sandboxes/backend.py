@@ -1,4 +1,4 @@
-"""What sets boxes up: the one thing in which `NamespaceSandbox` and `OciSandbox` differ."""
+"""What sets boxes up: bubblewrap here, an OCI runtime in oci.py. All else of a box is shared."""
 
 import shutil
 from pathlib import Path
