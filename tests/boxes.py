@@ -15,6 +15,7 @@ from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend
 from trialyard.sandboxes.pool import NamespacePool
 
 PYTHON = "/opt/trialyard/python/bin/python3"
+OCI_RUNTIME = os.environ.get("TRIALYARD_TEST_OCI_RUNTIME", "runc")
 BACKENDS = ("namespace", "oci")
 WARM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """With a fixed hash seed a run may be a fork of a warm interpreter."""
@@ -22,7 +23,10 @@ WARM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
 def backend_of(name: str) -> Backend | None:
     """What sets boxes up, by name. The runtime may be an old one: the tests look for holes."""
-    return OciBackend("runc", allow_vulnerable_runtime=True) if name == "oci" else None
+    if name == "namespace":
+        return None
+    assert name == "oci", name
+    return OciBackend(OCI_RUNTIME, allow_vulnerable_runtime=True)
 
 
 def namespace_pool(
