@@ -68,6 +68,6 @@ int keeper_main(int argc, char **argv) {
         for (int i = 1; i < argc; i++) left += !sweep(argv[i]);
         if (left) usleep(PAUSE_US);
     }
-    if (!left) nftw(argv[0], remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (!left) nftw(argv[0], remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
     return left != 0;
 }

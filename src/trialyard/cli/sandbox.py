@@ -1,4 +1,4 @@
-"""``trialyard sandbox run``: one command in a fresh, isolated, limited box."""
+"""``trialyard sandbox``: one command in a fresh, isolated, limited box (``run``), and more."""
 
 import argparse
 import asyncio
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from trialyard.cli import sandbox_table
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox
@@ -52,10 +53,11 @@ def register(commands: Commands) -> None:
     run.add_argument("--allow-vulnerable-runtime", action="store_true")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...")
     add_json(run)
+    sandbox_table.register(actions)
 
 
 def _none(_: argparse.Namespace) -> int:
-    raise UserError("sandbox: name an action: run")
+    raise UserError("sandbox: name an action: run, list, reap")
 
 
 def run_command(arguments: argparse.Namespace) -> int:

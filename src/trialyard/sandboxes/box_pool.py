@@ -161,8 +161,7 @@ class BoxPool:
             await self._fill(boxes, kind, claim.count)
             for box in boxes:
                 self._leases[box.id] = _Lease(claim.owner, box)
-                box.owner = claim.owner
-                box.set_deadline(ttl_s)
+                box.lend(claim.owner, ttl_s)
             self._want_refill(kind)
             yield list(boxes)
         except SandboxLost:

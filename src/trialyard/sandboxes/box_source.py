@@ -19,9 +19,6 @@ class BoxKind:
 class PooledBox(Sandbox, Protocol):
     """A box as its pool holds it."""
 
-    owner: str
-    """Who leases the box."""
-
     @property
     def alive(self) -> bool:
         """False from the moment that the box ends, for whatever reason."""
@@ -30,8 +27,8 @@ class PooledBox(Sandbox, Protocol):
     def leaked(self) -> bool:
         """After `close`: whether something of the box would not go."""
 
-    def set_deadline(self, ttl_s: float) -> None:
-        """From now on the box has `ttl_s` to live."""
+    def lend(self, owner: str, ttl_s: float) -> None:
+        """From now on the box is `owner`'s and has `ttl_s` to live."""
 
     def destroy(self, why: str) -> None:
         """Kill all of the box now; `close` waits until it is gone."""

@@ -189,14 +189,20 @@ class BoxCgroup:
         return not left
 
 
+def read_members(path: str) -> list[int]:
+    """Pids of the processes in one cgroup, none when it is gone."""
+    try:
+        pids = map(int, Path(path, "cgroup.procs").read_text().split())
+    except OSError:  # ENOENT, or ENODEV when it goes while it is read
+        return []
+    return [pid for pid in pids if pid > 0]  # 0 is a process outside our pid namespace
+
+
 def kill_members(path: str) -> None:
     """SIGKILL to every process in one cgroup. Repeat until `remove_directory` succeeds."""
-    with contextlib.suppress(FileNotFoundError):
-        for pid in map(int, Path(path, "cgroup.procs").read_text().split()):
-            # 0 stands for a process outside our pid namespace; kill(0) would be us.
-            with contextlib.suppress(ProcessLookupError):
-                if pid > 0:
-                    os.kill(pid, signal.SIGKILL)
+    for pid in read_members(path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def remove_directory(path: str) -> bool:

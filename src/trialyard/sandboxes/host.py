@@ -122,7 +122,7 @@ class SandboxHost:
         return BoxParts(
             program=program,
             mount_point=directory.parent.parent / "tree",
-            etc=shared_etc(directory.parent.parent),
+            etc=shared_etc(directory.parent.parent, scratch=directory),
             dev=directory / "dev",
             seccomp=tuple(seccomp),
             layers={path: source.resolve() for path, source in layers.items()},

@@ -26,6 +26,7 @@ from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.network.box import BoxNetwork
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.request import RunRequest, check_request
+from trialyard.sandboxes.system_files import USER
 from trialyard.sandboxes.zygote import Zygote
 
 START_TIMEOUT_S = 20.0
@@ -67,13 +68,20 @@ class NamespaceSandbox:
         self._saving = asyncio.Lock()
         self._release_image: Callable[[], None]
         self.leaked = False
-        self._process = BoxProcess(
-            plan.argv(group_steps, uid),
-            uid,
-            upper=self._tree.upper,
-            on_reply=self._on_reply,
-            on_end=self._on_end,
-        )
+        self._table = host.owner.table
+        kind = (image.name, limits, self._workdir, USER)
+        self._table.starting(self._id, kind, uid, self._loop.time())
+        try:
+            self._process = BoxProcess(
+                plan.argv(group_steps, uid),
+                uid,
+                upper=self._tree.upper,
+                on_reply=self._on_reply,
+                on_end=self._on_end,
+            )
+        except BaseException:
+            self._table.ended(self._id)
+            raise
 
     @classmethod
     async def start(
@@ -105,11 +113,14 @@ class NamespaceSandbox:
             await box.close()
             raise
         box._files = BoxFiles(box._process.root_fd, uid, box._workdir)
+        box._table.ready(box._id, box._process.init_pid)
         return box
 
-    def set_deadline(self, ttl_s: float) -> None:
-        """From now on the box has `ttl_s` to live."""
+    def lend(self, owner: str, ttl_s: float) -> None:
+        """From now on the box is `owner`'s and has `ttl_s` to live."""
+        self.owner = owner
         self._deadline_s = self._loop.time() + ttl_s
+        self._table.leased(self._id, owner, self._deadline_s)
         self._deadline = self._loop.call_later(ttl_s + _DEADLINE_GRACE_S, self._expire, ttl_s)
 
     def _expire(self, ttl_s: float) -> None:
@@ -425,7 +436,10 @@ class NamespaceSandbox:
             command.box_ended(lost, out_of_memory=out_of_memory)
         self._process.close()
         self.leaked = not await self._remove_cgroup()
-        if not self.leaked:
+        if self.leaked:
+            self._table.leaked(self._id)
+        else:
+            self._table.ended(self._id)
             self._host.owner.uids.give_back(self._uid)
 
     def _explain(self, wait_status: int | None, out_of_memory: bool) -> SandboxLost:

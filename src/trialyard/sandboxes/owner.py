@@ -1,37 +1,30 @@
-"""Who owns boxes on this host: a locked directory, uids of its own, and reclaim of the dead.
+"""Who owns boxes on this host: a locked directory, a table of boxes, uids of its own.
 
 Invariants: a lock is held exactly as long as its owner lives (the kernel releases flock when
 the process dies), so liveness needs no heartbeat; no two live owners share a uid; whatever a
-dead owner left (processes, cgroups, directories) goes when the next owner starts.
+dead owner left goes when the next owner starts (reclaim.py).
 """
 
-import contextlib
-import fcntl
 import os
 import shutil
-import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 from trialyard.core.errors import ResourceExhausted, SandboxUnavailable
-from trialyard.sandboxes.cgroups import PARENT, Hierarchy, kill_members, remove_directory
+from trialyard.sandboxes.box_table import BoxTable
+from trialyard.sandboxes.cgroups import Hierarchy
+from trialyard.sandboxes.locks import lock_file
+from trialyard.sandboxes.reclaim import (
+    LOCK_NAME,
+    TABLE_NAME,
+    everybody_waits,
+    reclaim_dead_owners,
+    remove_unused_parents,
+)
 
 UID_BASE = 200_000
 UIDS_PER_BLOCK = 512
 MAX_BLOCKS = 2048
-_RECLAIM_TIMEOUT_S = 5.0
-
-
-def _lock(path: Path, *, wait: bool = False) -> int | None:
-    """Descriptor of the locked file, or None when somebody else holds the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
 
 
 class UidAllocator:
@@ -58,7 +51,7 @@ class UidAllocator:
         while self._tried < MAX_BLOCKS:
             block = self._tried
             self._tried += 1
-            fd = _lock(self._directory / str(block))
+            fd = lock_file(self._directory / str(block))
             if fd is not None:
                 self._locks.append(fd)
                 first = self._base + block * UIDS_PER_BLOCK
@@ -85,10 +78,11 @@ class Owner:
         try:
             for directory in (root / "owners", root / "uids", root / "tree"):
                 directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-            with _everybody_waits(root):
+            with everybody_waits(root):
                 reclaim_dead_owners(root, hierarchies)
                 self.directory.mkdir(mode=0o755)
-                self._lock = _lock(self.directory / "lock")
+                self._lock = lock_file(self.directory / LOCK_NAME, wait=True)
+                self.table = BoxTable(self.directory / TABLE_NAME)
         except OSError as error:
             raise SandboxUnavailable(
                 f"cannot use {root} ({error.strerror}); it must be a directory that the "
@@ -99,63 +93,10 @@ class Owner:
     def close(self) -> None:
         """Forget the owner; its boxes must be gone. Idempotent."""
         self.uids.close()
-        with _everybody_waits(self.directory.parent.parent):
-            _remove_unused_parents(self._hierarchies)
+        self.table.close()
+        with everybody_waits(self.directory.parent.parent):
+            remove_unused_parents(self._hierarchies)
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-@contextlib.contextmanager
-def _everybody_waits(root: Path) -> Iterator[None]:
-    """One owner at a time starts or sweeps."""
-    fd = _lock(root / "lock", wait=True)
-    try:
-        yield
-    finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def _remove_unused_parents(hierarchies: list[Hierarchy]) -> None:
-    for hierarchy in hierarchies:
-        remove_directory(str(hierarchy.root / PARENT))
-
-
-def reclaim_dead_owners(root: Path, hierarchies: list[Hierarchy]) -> list[str]:
-    """Remove all that dead owners left; returns their names. Bounded in time."""
-    dead = []
-    for directory in sorted((root / "owners").iterdir()):
-        try:
-            fd = _lock(directory / "lock")
-        except FileNotFoundError:  # its keeper was faster
-            continue
-        if fd is None:
-            continue
-        os.close(fd)
-        if _remove_groups(directory.name, hierarchies):
-            shutil.rmtree(directory, ignore_errors=True)
-            dead.append(directory.name)
-    _remove_unused_parents(hierarchies)
-    return dead
-
-
-def _remove_groups(owner: str, hierarchies: list[Hierarchy]) -> bool:
-    """Kill and remove the boxes of one owner; False when some would not go in time."""
-    deadline = time.monotonic() + _RECLAIM_TIMEOUT_S
-    parents = [hierarchy.root / PARENT / owner for hierarchy in hierarchies]
-    while True:
-        gone = [_kill_and_remove(parent) for parent in parents]
-        if all(gone) or time.monotonic() > deadline:
-            return all(gone)
-        time.sleep(0.01)
-
-
-def _kill_and_remove(parent: Path) -> bool:
-    if not parent.is_dir():
-        return True
-    for group in [entry for entry in parent.iterdir() if entry.is_dir()]:
-        if not remove_directory(str(group)):
-            kill_members(str(group))
-    return remove_directory(str(parent))

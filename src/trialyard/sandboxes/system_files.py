@@ -57,13 +57,16 @@ _DEVICE_LINKS = {
 }
 
 
-def shared_etc(parent: Path, *, host_etc: Path = Path("/etc")) -> Path:
-    """The /etc of boxes below `parent`, built when this state of the host's is new."""
+def shared_etc(parent: Path, *, scratch: Path | None = None, host_etc: Path = Path("/etc")) -> Path:
+    """The /etc of boxes below `parent`, built when this state of the host's is new.
+
+    It is built in `scratch` (default: `parent`), whose owner's death takes an unfinished one.
+    """
     sources = [*(host_etc / name for name in _COPIED), *sorted(host_etc.glob("java-*"))]
     state = [[str(path), _state_of(path)] for path in sources]
     directory = parent / f"etc-{content_hash([state, _WRITTEN])[:16]}"
     if not directory.is_dir():
-        unfinished = Path(tempfile.mkdtemp(dir=parent, prefix="etc-new-"))
+        unfinished = Path(tempfile.mkdtemp(dir=scratch or parent, prefix="etc-new-"))
         for source in sources:
             _copy(source, unfinished / source.relative_to(host_etc))
         for name, text in _WRITTEN.items():

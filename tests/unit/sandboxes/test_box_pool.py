@@ -37,7 +37,7 @@ class Box(FakeSandbox):
         self.ttl_s: float | None = None
         self._yard = yard
 
-    def set_deadline(self, ttl_s: float) -> None:
+    def lend(self, owner: str, ttl_s: float) -> None:
         self.ttl_s = ttl_s
 
     def destroy(self, why: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 from trialyard.core.errors import ResourceExhausted
 from trialyard.sandboxes import owner as owner_module
 from trialyard.sandboxes.cgroups import Hierarchy
-from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator, reclaim_dead_owners
+from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator
+from trialyard.sandboxes.reclaim import reclaim_dead_owners
 
 
 def test_two_allocators_never_give_one_uid_twice(tmp_path: Path) -> None:
