@@ -427,20 +427,26 @@ class NamespaceSandbox:
         """Wait for the processes, tell the commands, give everything back. Never raises."""
         if self._deadline is not None:
             self._deadline.cancel()
-        await self._network.close()
-        wait_status = await self._process.wait()
-        out_of_memory = self._cgroup.oom_kills() > 0
-        lost = self._explain(wait_status, out_of_memory)
-        self._lost.set_result(lost)
-        for command in list(self._commands.values()):
-            command.box_ended(lost, out_of_memory=out_of_memory)
-        self._process.close()
+        wait_status = None
+        try:
+            await self._network.close()
+            wait_status = await self._process.wait()
+        finally:  # who waits is told also when the event loop ends and cancels this
+            self._tell_commands(wait_status)
+            self._process.close()
         self.leaked = not await self._remove_cgroup()
         if self.leaked:
             self._table.leaked(self._id)
         else:
             self._table.ended(self._id)
             self._host.owner.uids.give_back(self._uid)
+
+    def _tell_commands(self, wait_status: int | None) -> None:
+        out_of_memory = self._cgroup.oom_kills() > 0
+        lost = self._explain(wait_status, out_of_memory)
+        self._lost.set_result(lost)
+        for command in list(self._commands.values()):
+            command.box_ended(lost, out_of_memory=out_of_memory)
 
     def _explain(self, wait_status: int | None, out_of_memory: bool) -> SandboxLost:
         if out_of_memory:
