@@ -18,7 +18,8 @@ from trialyard.core.errors import (
 )
 from trialyard.core.sandbox import ExecStatus, Limits, Sandbox, SandboxPool
 from trialyard.sandboxes.snapshots import SnapshotStore
-from trialyard.testing.sandbox import FakePool, exited, scripted
+from trialyard.testing.pool import FakePool
+from trialyard.testing.sandbox import exited, scripted
 
 FAKE_PROGRAM = scripted(
     {
