@@ -183,7 +183,10 @@ class Sandbox(Protocol):
         """
 
     def network_log(self) -> tuple[NetworkAttempt, ...]:
-        """The latest attempts of the box to reach something, oldest first; also afterwards."""
+        """Attempts of the box to reach something, oldest first; also when it is gone.
+
+        Of very many the first and the latest are kept.
+        """
 
     async def snapshot(self) -> str:
         """Save the files of the box; the name is an image that its pool's `acquire` takes.

@@ -63,7 +63,7 @@ class BoxNetwork:
         return self._meter.throttled
 
     def log(self) -> tuple[NetworkAttempt, ...]:
-        """The latest attempts through the proxy, oldest first."""
+        """Attempts through the proxy, oldest first; of very many the first and the latest."""
         return self._log.attempts()
 
     async def open(self, init_pidfd: int) -> None:

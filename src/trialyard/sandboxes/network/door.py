@@ -107,7 +107,7 @@ async def connect(address: Address, port: int) -> socket.socket:
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        bound_buffers(connection)
+        bound_buffers(connection, _BUFFER_BYTES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(connection, (str(address), port))
     except BaseException:
@@ -116,11 +116,11 @@ async def connect(address: Address, port: int) -> socket.socket:
     return connection
 
 
-def bound_buffers(connection: socket.socket) -> None:
+def bound_buffers(connection: socket.socket, size_bytes: int) -> None:
     """What the kernel keeps for one connection is the host's memory, so it is bounded."""
     with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
 
 
 def _text(error: OSError) -> str:

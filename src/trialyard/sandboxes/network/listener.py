@@ -10,9 +10,11 @@ import asyncio
 import ctypes
 import errno
 import os
+import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 from trialyard.core.errors import SandboxError, SandboxLost, UserError
 from trialyard.sandboxes.network.door import bound_buffers
@@ -23,6 +25,10 @@ _CLONE_NEWNET = 0x40000000
 _BACKLOG = 64
 _ACCEPTS_PER_S = 200.0
 _ACCEPT_BURST = 64.0
+_ALWAYS = 4
+_BUFFER_BYTES = 64 << 10
+_FULL_S = 0.02
+"""Look this often whether a connection may be accepted again."""
 _TROUBLE_S = 0.5
 """Wait this long when the host has no descriptor or memory for another connection."""
 
@@ -65,7 +71,7 @@ def _listen(init_pidfd: int, port: int) -> socket.socket:
         raise OSError(number, os.strerror(number))
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        bound_buffers(listener)
+        bound_buffers(listener, _BUFFER_BYTES)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
         listener.listen(_BACKLOG)
@@ -87,21 +93,40 @@ def _fail(made: "asyncio.Future[socket.socket]", error: OSError) -> None:
         made.set_exception(error)
 
 
+def _most_connections() -> int:
+    """Of all boxes together: each takes two descriptors, and half of them is for other things."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
 class Room:
-    """How many connections a box has, over all of its listeners."""
+    """How many connections a box may have, over all of its listeners.
 
-    def __init__(self, most: int = CONNECTIONS_PER_BOX) -> None:
-        self.left = most
-        self._waiting: list[Callable[[], None]] = []
+    Descriptors belong to the whole process, so all boxes together are bounded too; but a few
+    connections each box may always have, whatever the others do.
+    """
 
-    def when_free(self, wake: Callable[[], None]) -> None:
-        self._waiting.append(wake)
+    _taken_by_all: ClassVar[int] = 0
+
+    def __init__(self, most: int = CONNECTIONS_PER_BOX, most_of_all: int | None = None) -> None:
+        self._most = most
+        self._most_of_all = most_of_all
+        self.taken = 0
+
+    def take(self) -> bool:
+        """A place for one connection, if there is one now."""
+        if self.taken >= self._most:
+            return False
+        if self.taken >= _ALWAYS:
+            limit = _most_connections() if self._most_of_all is None else self._most_of_all
+            if Room._taken_by_all >= limit:
+                return False
+        self.taken += 1
+        Room._taken_by_all += 1
+        return True
 
     def give_back(self) -> None:
-        self.left += 1
-        waiting, self._waiting = self._waiting, []
-        for wake in waiting:
-            wake()
+        self.taken -= 1
+        Room._taken_by_all -= 1
 
 
 class Listener:
@@ -127,38 +152,38 @@ class Listener:
         if not self._closed:
             self._loop.add_reader(self._socket.fileno(), self._on_ready)
 
-    def _pause(self, wait_s: float | None) -> None:
-        """Accept nothing for a while, or until a connection ends."""
+    def _pause(self, wait_s: float) -> None:
+        """Accept nothing for a while."""
         self._loop.remove_reader(self._socket.fileno())
-        if wait_s is None:
-            self._room.when_free(self._watch)
-        else:
-            self._timer = self._loop.call_later(wait_s, self._watch)
+        self._timer = self._loop.call_later(wait_s, self._watch)
 
     def _on_ready(self) -> None:
         """Accept one connection per turn of the loop."""
         now_s = self._loop.time()
         grown = self._tokens + (now_s - self._counted_s) * _ACCEPTS_PER_S
         self._tokens, self._counted_s = min(_ACCEPT_BURST, grown), now_s
-        if self._room.left <= 0:
-            self._pause(None)
-            return
         if self._tokens < 1:
             self._pause((1 - self._tokens) / _ACCEPTS_PER_S)
-            return
+        elif not self._room.take():
+            self._pause(_FULL_S)
+        elif (connection := self._accept()) is None:
+            self._room.give_back()
+        else:
+            self._tokens -= 1
+            task = self._loop.create_task(self._run(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
+
+    def _accept(self) -> socket.socket | None:
         try:
             connection, _ = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return None
         except OSError:
             self._pause(_TROUBLE_S)
-            return
-        self._tokens -= 1
-        self._room.left -= 1
+            return None
         connection.setblocking(False)
-        task = self._loop.create_task(self._run(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
+        return connection
 
     async def _run(self, connection: socket.socket) -> None:
         try:

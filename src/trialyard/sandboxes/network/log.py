@@ -1,4 +1,4 @@
-"""The attempts of one box to reach something, the latest of them kept."""
+"""The attempts of one box to reach something through its proxy."""
 
 import time
 from collections import deque
@@ -28,7 +28,7 @@ class Attempt:
     port: int = 0
     address: str = ""
     verdict: Verdict = "invalid"
-    reason: str = "nothing was asked"
+    reason: str = ""
     counts: Counted | None = None
 
     def as_it_is(self) -> NetworkAttempt:
@@ -46,23 +46,19 @@ class Attempt:
 
 
 class NetworkLog:
-    """At most `KEPT` attempts; `dropped` counts the older ones that are gone."""
+    """The first and the latest attempts: a flood cannot push the first ones out."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._attempts: deque[Attempt] = deque(maxlen=KEPT)
-        self._num_attempts = 0
-
-    @property
-    def dropped(self) -> int:
-        return self._num_attempts - len(self._attempts)
+        self._first: list[Attempt] = []
+        self._latest: deque[Attempt] = deque(maxlen=KEPT // 2)
 
     def begin(self) -> Attempt:
         attempt = Attempt(self._clock())
-        self._attempts.append(attempt)
-        self._num_attempts += 1
+        kept = self._first if len(self._first) < KEPT // 2 else self._latest
+        kept.append(attempt)
         return attempt
 
     def attempts(self) -> tuple[NetworkAttempt, ...]:
-        """Oldest first."""
-        return tuple(attempt.as_it_is() for attempt in self._attempts)
+        """Oldest first, at most `KEPT`."""
+        return tuple(attempt.as_it_is() for attempt in (*self._first, *self._latest))

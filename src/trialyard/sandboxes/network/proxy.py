@@ -51,20 +51,25 @@ class Proxy:
     async def serve(self, connection: socket.socket) -> None:
         """One connection, until it ends; closes it. Raises nothing but cancellation."""
         client = Wire(connection, self._meter)
-        attempt = self._log.begin()
         try:
             async with asyncio.timeout(self._head_s):
                 first = await client.peek()
-            if first[:1] == bytes([socks.VERSION]):
-                await self._serve_socks(client, attempt)
-            elif first:
-                await self._serve_http(client, attempt)
+            if first:
+                await self._serve(client, first[0])
+        except (OSError, TimeoutError):
+            return  # nothing was asked
+        finally:
+            client.close()
+
+    async def _serve(self, client: Wire, first: int) -> None:
+        attempt = self._log.begin()
+        speak = self._serve_socks if first == socks.VERSION else self._serve_http
+        try:
+            await speak(client, attempt)
         except TimeoutError:
             attempt.reason = "nothing passed for too long"
         except OSError as error:
             attempt.reason = f"the connection broke: {error.strerror or error}"
-        finally:
-            client.close()
 
     def _clock(self) -> Clock:
         return Clock(self._idle_s, TOTAL_S)
@@ -92,15 +97,21 @@ class Proxy:
                     await client.send(_ESTABLISHED)
                     await join(client, server, self._clock())
                     return
-                try:
-                    await forward(request, client, server, self._clock())
-                except TimeoutError:
-                    raise Refusal("unreachable", "the server is silent", timed_out=True) from None
+                await self._forward(request, client, server)
         except Refusal as refusal:
-            attempt.verdict, attempt.reason = refusal.verdict, refusal.reason
-            if client.sent_bytes == 0:
+            attempt.reason = refusal.reason
+            if client.sent_bytes == 0:  # else an answer is under way, and ends early
+                attempt.verdict = refusal.verdict
                 await client.send(_answer(refusal))
         await client.linger()
+
+    async def _forward(self, request: http.Request, client: Wire, server: Wire) -> None:
+        try:
+            await forward(request, client, server, self._clock())
+        except TimeoutError:
+            raise Refusal("unreachable", "nothing passed for too long", timed_out=True) from None
+        except OSError as error:
+            raise Refusal("unreachable", f"the connection broke: {error.strerror}") from None
 
     async def _read_http(self, client: Wire) -> http.Request:
         try:
