@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import namespace_pool
+from tests.boxes import BACKENDS, namespace_pool
 from tests.servers import echo, hello, tcp_server, unix_server
 from trialyard.core.sandbox import ExecResult, Limits, Sandbox
 from trialyard.sandboxes.pool import NamespacePool
@@ -47,9 +47,9 @@ except OSError as error:
 """
 
 
-@pytest.fixture
-async def pool() -> AsyncIterator[NamespacePool]:
-    made = namespace_pool()
+@pytest.fixture(params=BACKENDS)
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[NamespacePool]:
+    made = namespace_pool(backend=request.param)
     yield made
     await made.close()
     assert made.counters()["leaked"] == 0

@@ -175,7 +175,8 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         return Limits(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"limit {first['loc'][0]}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"limit {first['loc'][0]}: {message}") from None
 
 
 def parse_size(text: str, flag: str) -> int:

@@ -28,6 +28,12 @@ from trialyard.core.errors import UserError
         (["sandbox", "run"], "no command"),
         (["sandbox", "run", "--memory", "lots", "--", "true"], "--memory 'lots'"),
         (["sandbox", "run", "--pids", "0", "--", "true"], "limit pids"),
+        (["sandbox", "run", "--network", "all", "--", "true"], "limit network: network 'all'"),
+        (
+            ["sandbox", "run", "--network", "allow-list:a.org:443,b.org", "--", "true"],
+            "entry 'b.org': the port is missing; write HOST:PORT",
+        ),
+        (["sandbox", "run", "--bandwidth", "1", "--", "true"], "limit bandwidth_bytes_per_s"),
         (["sandbox", "run", "--env", "X", "--", "true"], "--env 'X'"),
         (["bench", "no-such-benchmark"], "known:"),
     ],
