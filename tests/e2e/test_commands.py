@@ -57,6 +57,15 @@ def test_without_json_the_exit_code_is_the_commands(argv: list[str], code: int) 
     trialyard("sandbox", "run", *argv, code=code)
 
 
+def test_an_oci_runtime_with_known_escapes_is_refused_unless_allowed(tmp_path: Path) -> None:
+    old = tmp_path / "runc"
+    old.write_text("#!/bin/sh\necho runc version 1.1.5\n")
+    old.chmod(0o755)
+    run = ["sandbox", "run", "--backend", "oci"]
+    trialyard(*run, "--runtime", str(old), "--", "true", code=2)
+    assert trialyard(*run, "--allow-vulnerable-runtime", "--", "id", "-u") == "1000\n"
+
+
 def test_files_go_in_and_come_out(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("hello")
     trialyard(

@@ -14,14 +14,17 @@ import pytest
 from tests.boxes import (
     a_box,
     all_processes,
+    backend_of,
     child_processes,
     groups_of,
     namespace_pool,
     status_of,
 )
 from trialyard.core.errors import SandboxLost, SandboxUnavailable
+from trialyard.core.image import Image
 from trialyard.core.sandbox import ExecStatus, Limits
 from trialyard.sandboxes import oci
+from trialyard.sandboxes.native import native_program
 from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend, OciRuntime, find_runtime
 from trialyard.sandboxes.oci_config import seccomp_profile
 from trialyard.sandboxes.owner import MAX_BLOCKS, UID_BASE, UIDS_PER_BLOCK
@@ -195,6 +198,51 @@ async def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(
         assert [entry for entry in group.iterdir() if entry.is_dir()] == []
     await pool.close()
     assert pool.counters()["leaked"] == 0
+
+
+def a_layer(parent: Path) -> Path:
+    """An image that a static program can run in."""
+    parent.chmod(0o755)
+    root = parent / "image"
+    for name in ("usr", "lib64", "proc", "dev", "etc", "data"):
+        (root / name).mkdir(parents=True)
+    (root / "data/x").write_text("from the image")
+    return root
+
+
+async def test_an_image_of_layers_works_and_stays_as_it_is(tmp_path: Path) -> None:
+    layer = a_layer(tmp_path)
+    image = Image("layers", "1", (str(layer),))
+    pool = NamespacePool(
+        {"layers": image}, layers={"/bin/box": native_program()}, backend=backend_of("oci")
+    )
+    async with pool.acquire(image="layers", limits=Limits(), owner="test") as box:
+        assert (await box.run(["/bin/box", "version"])).ok
+        assert await box.read("/data/x") == b"from the image"
+        await box.write("/work/x", b"mine")
+    await pool.close()
+    assert {entry.name for entry in layer.iterdir()} == {
+        "usr", "lib64", "proc", "dev", "etc", "data",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["proc", "dev"])
+async def test_an_image_cannot_choose_where_the_runtime_mounts(tmp_path: Path, name: str) -> None:
+    """A link in the place of a mount point: no box rather than one with a hole."""
+    layer = a_layer(tmp_path)
+    (layer / name).rmdir()
+    (layer / name).symlink_to("/data")
+    pool = NamespacePool(
+        {"layers": Image("layers", "1", (str(layer),))},
+        layers={"/bin/box": native_program()},
+        backend=backend_of("oci"),
+    )
+    with pytest.raises(SandboxUnavailable):
+        async with pool.acquire(image="layers", limits=Limits(), owner="test"):
+            pass
+    await pool.close()
+    assert pool.counters()["leaked"] == 0
+    assert [entry.name for entry in sorted((layer / "data").iterdir())] == ["x"]
 
 
 BUSY_SUPERVISOR = """
