@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trialyard.cli import sandbox_table
+from trialyard.cli import sandbox_log, sandbox_table
 from trialyard.cli.command import Commands, add_command, add_json, print_json
 from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox
@@ -54,10 +54,11 @@ def register(commands: Commands) -> None:
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...")
     add_json(run)
     sandbox_table.register(actions)
+    sandbox_log.register(actions)
 
 
 def _none(_: argparse.Namespace) -> int:
-    raise UserError("sandbox: name an action: run, list, reap")
+    raise UserError("sandbox: name an action: run, list, reap, log")
 
 
 def run_command(arguments: argparse.Namespace) -> int:

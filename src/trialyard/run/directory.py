@@ -1,7 +1,7 @@
 """A run directory: where one experiment keeps everything it was and did.
 
 ``config.resolved.toml events.jsonl summary.json report.html ledger.sqlite blobs/
-trajectories/ model/``. One live process at a time holds it, by a file lock.
+trajectories/ model/ boxes/``. One live process at a time holds it, by a file lock.
 """
 
 import fcntl
@@ -29,6 +29,7 @@ class RunDirectory:
         self.blobs = root / "blobs"
         self.trajectories = root / "trajectories"
         self.model = root / "model"
+        self.boxes = root / "boxes"
 
     @classmethod
     def create(cls, root: Path, config: RunConfig) -> "RunDirectory":

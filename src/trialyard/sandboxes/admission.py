@@ -41,7 +41,7 @@ class Admission:
     def __init__(
         self, max_boxes: int, *, max_memory_bytes: int | None = None, aging_s: float = AGING_S
     ) -> None:
-        self._max_boxes = max_boxes
+        self.max_boxes = max_boxes
         self._max_memory_bytes = max_memory_bytes
         self._aging_s = aging_s
         self._boxes = 0
@@ -72,9 +72,9 @@ class Admission:
         """Refuse what could never be admitted. Raises `UserError`, `ResourceExhausted`."""
         if claim.count < 1:
             raise UserError(f"count {claim.count}: must be at least 1")
-        if claim.count > self._max_boxes:
+        if claim.count > self.max_boxes:
             raise UserError(
-                f"count {claim.count}: this pool holds at most {self._max_boxes} boxes "
+                f"count {claim.count}: this pool holds at most {self.max_boxes} boxes "
                 "(max_boxes); ask for fewer at once"
             )
         if self._max_memory_bytes is not None and claim.memory_bytes > self._max_memory_bytes:
@@ -134,7 +134,7 @@ class Admission:
         return -(claim.priority + aged), self._boxes_of[claim.owner], ticket.number
 
     def _has_room(self, claim: Claim) -> bool:
-        if self._boxes + claim.count > self._max_boxes:
+        if self._boxes + claim.count > self.max_boxes:
             return False
         limit = self._max_memory_bytes
         return limit is None or self._memory_bytes + claim.memory_bytes <= limit

@@ -10,7 +10,8 @@ claim waits only for boxes that are already dying, so groups cannot block each o
 import asyncio
 import contextlib
 import os
-from collections import Counter, OrderedDict, deque
+import time
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -25,10 +26,21 @@ from trialyard.core.errors import (
 )
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits, Sandbox
-from trialyard.sandboxes.admission import Admission, Claim, Ticket
+from trialyard.sandboxes.admission import Admission, Claim
+from trialyard.sandboxes.box_events import (
+    BoxEnded,
+    BoxEvent,
+    BoxLeased,
+    BoxStarted,
+    Observer,
+    Refused,
+)
 from trialyard.sandboxes.box_source import BoxKind, BoxSource, PooledBox
+from trialyard.sandboxes.observed import ObservedSandbox
+from trialyard.sandboxes.places import Places
 from trialyard.sandboxes.plan import check_workdir
 from trialyard.sandboxes.shelves import Shelves
+from trialyard.sandboxes.waiting_room import CLOSED, WaitingRoom
 
 _REFILLS_AT_ONCE = 2
 _REFILL_DELAY_S = 0.005
@@ -49,6 +61,7 @@ class _Counts:
 class _Lease:
     owner: str
     box: PooledBox
+    since_s: float
 
 
 class BoxPool:
@@ -68,18 +81,16 @@ class BoxPool:
         self._max_boxes = max_boxes
         self._warm_per_kind = warm_per_kind
         self._admission = Admission(max_boxes, max_memory_bytes=max_memory_bytes)
-        self._admitted: dict[Ticket, asyncio.Future[None]] = {}
-        """Tickets that wait -> resolved when admitted."""
+        self._room = WaitingRoom(self._admission, self._tell_refusal)
+        self._places = Places(max_boxes)
         self._shelves = Shelves()
         self._leases: dict[str, _Lease] = {}
-        self._num_boxes = 0
-        self._places: deque[asyncio.Future[None]] = deque()
-        """Admitted claims that wait for a dying box to be gone."""
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._refills: Counter[BoxKind] = Counter()
         self._refill_wanted: OrderedDict[BoxKind, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = _Counts()
+        self._observers: list[Observer] = []
         self._closing: asyncio.Task[None] | None = None
 
     def image_digest(self, image: str) -> str:
@@ -155,78 +166,61 @@ class BoxPool:
     async def _lease(
         self, kind: BoxKind, claim: Claim, timeout_s: float, ttl_s: float
     ) -> AsyncIterator[list[Sandbox]]:
-        await self._wait_for_admission(claim, timeout_s)
+        asked_s = time.monotonic()
+        await self._room.enter(claim, timeout_s)
         boxes: list[PooledBox] = []
+        lost = False
         try:
             await self._fill(boxes, kind, claim.count)
             for box in boxes:
-                self._leases[box.id] = _Lease(claim.owner, box)
                 box.lend(claim.owner, ttl_s)
+                self._leases[box.id] = _Lease(claim.owner, box, time.monotonic())
+                self._tell_lease(box, kind, claim, asked_s, ttl_s)
             self._want_refill(kind)
-            yield list(boxes)
+            yield [self._observed(box, claim.owner) for box in boxes]
         except SandboxLost:
             self._counts.lost += 1
+            lost = True
             raise
         finally:
             for box in boxes:
-                self._leases.pop(box.id, None)
-                self._destroy(box)
-            self._admission.release(claim)
-            self._admit()
+                lease = self._leases.pop(box.id, None)
+                self._destroy(box, lease, lost=lost)
+            self._room.leave(claim)
 
-    # --- admission ----------------------------------------------------------------------
+    # --- observers ----------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._closing is not None:
-            raise ResourceExhausted("the sandbox pool is closed")
+    def observe(self, observer: Observer) -> None:
+        """From now on `observer` is told what happens to every box and in boxes leased later."""
+        self._observers.append(observer)
 
-    async def _wait_for_admission(self, claim: Claim, timeout_s: float) -> None:
-        """Raises `ResourceExhausted` when there is no room in time."""
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        ticket = self._admission.enqueue(claim, loop.time())
-        admitted = self._admitted[ticket] = loop.create_future()
-        self._admit()
-        if admitted.done():
-            return
-        timer = loop.call_later(timeout_s, self._refuse, ticket, timeout_s)
-        if timeout_s <= 0:
-            self._refuse(ticket, timeout_s)
-        try:
-            await admitted
-        except asyncio.CancelledError:
-            if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
-                self._admission.release(claim)  # admitted and cancelled in the same moment
-            self._admission.withdraw(ticket)
-            self._admitted.pop(ticket, None)
-            self._admit()
-            raise
-        finally:
-            timer.cancel()
+    @property
+    def num_waiting(self) -> int:
+        """How many claims wait for room."""
+        return len(self._room)
 
-    def _admit(self) -> None:
-        """Let in whoever is next, as far as there is room."""
-        now_s = asyncio.get_running_loop().time()
-        while (ticket := self._admission.admit(now_s)) is not None:
-            admitted = self._admitted.pop(ticket)
-            if admitted.done():  # cancelled, and its task has not run yet
-                self._admission.release(ticket.claim)
-            else:
-                admitted.set_result(None)
+    @property
+    def promised_bytes(self) -> int:
+        """What the boxes in use may use together."""
+        return self._admission.memory_bytes
 
-    def _refuse(self, ticket: Ticket, timeout_s: float) -> None:
-        admitted = self._admitted.pop(ticket, None)
-        if admitted is None or admitted.done():
-            return
-        self._admission.withdraw(ticket)
-        wanted = f"{ticket.claim.count} more boxes" if ticket.claim.count > 1 else "another box"
-        admitted.set_exception(
-            ResourceExhausted(
-                f"no room for {wanted} within {timeout_s} s: {self._admission.boxes} of "
-                f"{self._max_boxes} are in use and {len(self._admission)} claims wait"
-            )
-        )
-        self._admit()  # who stood behind a claim too big may fit
+    def _tell(self, event: BoxEvent) -> None:
+        for observer in self._observers:
+            observer(event)
+
+    def _tell_lease(
+        self, box: PooledBox, kind: BoxKind, claim: Claim, asked_s: float, ttl_s: float
+    ) -> None:
+        if self._observers:
+            waited_s = time.monotonic() - asked_s
+            image, limits = kind.image.name, kind.limits
+            self._tell(BoxLeased(box.id, claim.owner, image, limits, kind.workdir, waited_s, ttl_s))
+
+    def _tell_refusal(self, claim: Claim, waited_s: float) -> None:
+        self._tell(Refused(claim.owner, claim.count, waited_s))
+
+    def _observed(self, box: PooledBox, owner: str) -> Sandbox:
+        return ObservedSandbox(box, owner, self._tell) if self._observers else box
 
     # --- boxes for an admitted claim ----------------------------------------------------
 
@@ -251,44 +245,28 @@ class BoxPool:
             raise errors.exceptions[0] from None
 
     async def _start_into(self, boxes: list[PooledBox], kind: BoxKind) -> None:
-        await self._take_place()
+        if self._places.taken >= self._max_boxes and (unused := self._shelves.evict()) is not None:
+            self._destroy(unused)
+        await self._places.take()
         boxes.append(await self._start(kind))
 
-    async def _take_place(self) -> None:
-        """Wait until one box less exists than may, giving up an unused one."""
-        if self._num_boxes >= self._max_boxes and (unused := self._shelves.evict()) is not None:
-            self._destroy(unused)
-        if self._num_boxes < self._max_boxes and not self._places:
-            self._num_boxes += 1
-            return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._free_place()
-            raise
-
-    def _free_place(self) -> None:
-        """A place is free: it goes to the first who waits for it."""
-        while self._places:
-            place = self._places.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._num_boxes -= 1
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ResourceExhausted(CLOSED)
 
     async def _start(self, kind: BoxKind) -> PooledBox:
         """Start a box in a place that is reserved for it."""
         try:
             async with self._starts:
                 self._check_open()
+                started_s = time.monotonic()
                 box = await self._source.start(kind)
         except BaseException:
-            self._free_place()
+            self._places.free()
             raise
         self._counts.created += 1
+        if self._observers:
+            self._tell(BoxStarted(box.id, kind.image.name, time.monotonic() - started_s))
         if self._closing is not None:
             self._destroy(box)
             self._check_open()
@@ -312,13 +290,12 @@ class BoxPool:
             self._closing is None
             and self._refill_wanted
             and self._refills.total() < _REFILLS_AT_ONCE
-            and not self._places
+            and not self._places.are_wanted
         ):
             kind, _ = self._refill_wanted.popitem(last=False)
             short = self._warm_per_kind - self._shelves.count(kind) - self._refills[kind]
-            if short <= 0 or self._num_boxes >= self._max_boxes:
+            if short <= 0 or not self._places.try_take():
                 continue
-            self._num_boxes += 1
             self._refills[kind] += 1
             self._refill_wanted[kind] = None
             self._keep(self._refill_one(kind))
@@ -331,7 +308,7 @@ class BoxPool:
             return
         finally:
             self._refills -= Counter((kind,))
-        if self._places:
+        if self._places.are_wanted:
             self._destroy(box)
         else:
             self._shelves.put(kind, box)
@@ -339,16 +316,19 @@ class BoxPool:
 
     # --- the end ------------------------------------------------------------------------
 
-    def _destroy(self, box: PooledBox) -> None:
+    def _destroy(self, box: PooledBox, lease: _Lease | None = None, *, lost: bool = False) -> None:
         """Kill now, tidy up in the background; the place is free when all is gone."""
         box.destroy("it was closed")
-        self._keep(self._bury(box))
+        self._keep(self._bury(box, lease, lost))
 
-    async def _bury(self, box: PooledBox) -> None:
+    async def _bury(self, box: PooledBox, lease: _Lease | None, lost: bool) -> None:
+        leased_s = time.monotonic() - lease.since_s if lease else 0.0
         await box.close()
         self._counts.destroyed += 1
         self._counts.leaked += box.leaked
-        self._free_place()
+        if lease and self._observers:
+            self._tell(BoxEnded(box.id, lease.owner, leased_s, lost, box.leaked))
+        self._places.free()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -361,11 +341,7 @@ class BoxPool:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        for ticket, admitted in list(self._admitted.items()):
-            self._admission.withdraw(ticket)
-            if not admitted.done():
-                admitted.set_exception(ResourceExhausted("the sandbox pool was closed"))
-        self._admitted.clear()
+        self._room.close()
         self._refill_wanted.clear()
         while (box := self._shelves.evict()) is not None:
             self._destroy(box)
@@ -374,7 +350,7 @@ class BoxPool:
             box.destroy("its pool was closed")
         for box in leased:
             await box.close()
-        while self._tasks or self._num_boxes > len(self._leases):
+        while self._tasks or self._places.taken > len(self._leases):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(_CLOSE_POLL_S))
         self._counts.leaked += not await self._source.close()
 

@@ -98,7 +98,7 @@ def assert_nothing_is_left(pool: BoxPool, yard: Yard) -> None:
     counters = pool.counters()
     assert counters["created"] == counters["destroyed"]
     assert counters["live"] == counters["warm"] == counters["leaked"] == 0
-    assert pool._admission.boxes == len(pool._admission) == pool._num_boxes == 0
+    assert pool._admission.boxes == pool.num_waiting == pool._places.taken == 0
 
 
 def many(

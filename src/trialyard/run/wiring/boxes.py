@@ -1,10 +1,11 @@
 """Pool, grader and tools: what runs without a trainer and without a store."""
 
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as metadata_version
@@ -31,13 +32,18 @@ from trialyard.rollout.answer import AnswerTool
 from trialyard.rollout.shell import ShellTool
 from trialyard.rollout.tools import Tool
 from trialyard.sandboxes.backend import Backend, BubblewrapBackend
+from trialyard.sandboxes.box_log import BoxLog
 from trialyard.sandboxes.host import check_host
 from trialyard.sandboxes.oci import OciBackend
 from trialyard.sandboxes.pool import NamespacePool
+from trialyard.sandboxes.pool_metrics import PoolMetrics
 from trialyard.sandboxes.zygote import WarmImport
 
 BackendName = Literal["namespace", "oci"]
 CACHE_DIRECTORY = Path("/var/cache/trialyard")
+MEMORY_OVERCOMMIT = 4
+"""Boxes may be promised this many times the machine's memory together: few use all of theirs."""
+METRICS_FILE = "metrics.prom"
 WARM_IMPORTS = (
     WarmImport(trigger="values_runner", modules=("values_runner",), directory=GRADER),
     WarmImport(
@@ -90,8 +96,11 @@ async def open_pool(
     backend: BackendName = "namespace",
     runtime: str = "runc",
     allow_vulnerable_runtime: bool = False,
+    log_directory: Path | None = None,
 ) -> AsyncIterator[SandboxPool]:
     """A pool of boxes on this machine; nothing of it is left afterwards.
+
+    With `log_directory` every command is logged there, and the pool's metrics at the end.
 
     `runtime` is the OCI runtime of the backend "oci", by name or path; one with known escapes
     is refused unless `allow_vulnerable_runtime`. Raises `SandboxUnavailable` with the cure.
@@ -108,11 +117,34 @@ async def open_pool(
         max_boxes=max_boxes,
         warm_per_kind=warm,
         warm_imports=[each for each in WARM_IMPORTS if each.directory in mounts],
+        max_memory_bytes=MEMORY_OVERCOMMIT * host_memory_bytes(),
     )
+    with _logged(pool, log_directory):
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextlib.contextmanager
+def _logged(pool: NamespacePool, directory: Path | None) -> Iterator[None]:
+    if directory is None:
+        yield
+        return
+    log, metrics = BoxLog(directory), PoolMetrics(pool)
+    pool.observe(log.on_event)
     try:
-        yield pool
+        yield
     finally:
-        await pool.close()
+        log.close()
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / METRICS_FILE).write_text(metrics.text())
 
 
 def open_grader(pool: SandboxPool, *, cached: bool = False) -> FreshBoxGrader | CachedGrader:

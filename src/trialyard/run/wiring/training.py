@@ -55,7 +55,11 @@ async def open_yard(
         file = EventFile(directory.events_file, clock)
         stack.callback(file.close)
         pool = await stack.enter_async_context(
-            open_pool(max_boxes=config.sandbox.max_boxes, warm=config.sandbox.warm)
+            open_pool(
+                max_boxes=config.sandbox.max_boxes,
+                warm=config.sandbox.warm,
+                log_directory=directory.boxes,
+            )
         )
         _make_model(directory, config)
         learner = _learner(directory, config)
