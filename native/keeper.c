@@ -60,7 +60,7 @@ int keeper_main(int argc, char **argv) {
     char ignored;
     setsid();
     for (int number = 1; number < NSIG; number++) signal(number, SIG_IGN);
-    if (argc < 2 || chdir("/") < 0) return 2;
+    if (argc < 1 || chdir("/") < 0) return 2;
     while (read(CONTROL_FD, &ignored, 1) > 0 || errno == EINTR) errno = 0;
     int left = 1;
     for (int pass = 0; left && pass < PASSES; pass++) {

@@ -43,6 +43,11 @@ def register(commands: Commands) -> None:
     run.add_argument("--cpu-time", type=float, metavar="S")
     run.add_argument("--network", default="none", metavar="none|allow-list:HOST:PORT,...")
     run.add_argument("--bandwidth", metavar="SIZE", help="bytes a second, where network is on")
+    run.add_argument(
+        "--best-effort",
+        action="store_true",
+        help="go on without limits that this machine cannot enforce, and name them in the result",
+    )
     run.add_argument("--stdin", metavar="FILE|-", help="standard input (default: empty)")
     run.add_argument("--env", action="append", default=[], metavar="K=V")
     run.add_argument("--workdir", default="/work", metavar="D")
@@ -168,6 +173,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         "output_bytes": parse_size(arguments.output_bytes, "--output-bytes"),
         "idle_s": arguments.idle_timeout,
         "network": arguments.network,
+        "enforcement": "best-effort" if arguments.best_effort else "strict",
         "bandwidth_bytes_per_s": (
             parse_size(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
         ),

@@ -16,6 +16,9 @@ from trialyard.core.record import Record
 class Limits(Record):
     """What one box may use. Every limit is enforced or refused, never ignored.
 
+    A limit that this host cannot enforce is refused (`LimitUnsupported` names it), unless
+    `enforcement` is "best-effort": then results say which in `not_enforced`.
+
     `cpu_s` and `wall_s` count over the life of the box; `idle_s` and `output_bytes`
     per command (the latter per stream). `disk_bytes` and `inodes` cover everything
     writable (workdir, /tmp, /out, /dev/shm, overlay upper). `bandwidth_bytes_per_s` is
@@ -34,6 +37,7 @@ class Limits(Record):
     idle_s: float | None = Field(default=None, gt=0)
     network: Network = Network()
     bandwidth_bytes_per_s: int | None = Field(default=None, ge=1024, le=1 << 40)
+    enforcement: Literal["strict", "best-effort"] = "strict"
 
 
 class ExecStatus(StrEnum):
@@ -81,6 +85,8 @@ class ExecResult:
     limits_hit: frozenset[str] = frozenset()
     """Subset of cpu memory pids disk inodes output wall idle open_files network."""
     usage: ExecUsage = field(default_factory=ExecUsage)
+    not_enforced: frozenset[str] = frozenset()
+    """Limits that this host could not enforce; empty unless they were asked for best-effort."""
 
     @property
     def ok(self) -> bool:
@@ -98,6 +104,8 @@ class ExecResult:
             "limits_hit": sorted(self.limits_hit),
             "usage": {name: getattr(self.usage, name) for name in ExecUsage.__slots__},
         }
+        if self.not_enforced:
+            out["not_enforced"] = sorted(self.not_enforced)
         for name, data in (("stdout", self.stdout), ("stderr", self.stderr)):
             out[name] = data.decode("utf-8", "replace")
             if out[name].encode("utf-8") != data:

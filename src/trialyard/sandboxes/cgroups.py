@@ -123,6 +123,8 @@ class BoxCgroup:
     """Controller -> (version, directory)."""
     beside: tuple[str, ...] = ()
     """Groups of the program that sets the box up, where it is not to count as the box's."""
+    not_enforced: frozenset[str] = frozenset()
+    """Limits of the box for which this host has no controller."""
     _fds: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -221,47 +223,47 @@ def remove_directory(path: str) -> bool:
 class CgroupParent:
     """The groups below which one owner's boxes live.
 
-    Raises `LimitUnsupported` when this host has no usable controller for a limit.
+    Controllers that this host lacks, or does not let us use, are noted; whether a box can do
+    without is decided for each by its limits.
     """
 
     def __init__(self, hierarchies: list[Hierarchy], owner: str) -> None:
-        self._owner = owner
         self._directories: dict[str, tuple[int, str]] = {}
+        self._refusals: list[str] = []
         for hierarchy in hierarchies:
+            names = hierarchy.controllers - self._directories.keys()
             directory = hierarchy.root / PARENT / owner
-            for name in hierarchy.controllers - self._directories.keys():
-                self._directories[name] = (hierarchy.version, str(directory))
-        missing = [name for name in CONTROLLERS if name not in self._directories]
-        if missing:
-            raise LimitUnsupported(
-                f"this host offers no cgroup controller {', '.join(missing)}, so the limits on "
-                "memory, processes and CPU cannot be enforced. Mount the cgroup file system "
-                "(version 2: mount -t cgroup2 none /sys/fs/cgroup), or delegate a subtree to "
-                "this user (systemd: Delegate=yes)."
-            )
-        for version, path in set(self._directories.values()):
-            self._make(Path(path), version)
-        self._has_swap_limit = Path(
-            self._directories["memory"][1], "memory.memsw.limit_in_bytes"
-        ).exists()
-
-    def _make(self, directory: Path, version: int) -> None:
-        try:
             try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except FileNotFoundError:  # an owner that left removed the common parent
-                directory.mkdir(parents=True, exist_ok=True)
-            if version == 2:
-                for inner in (directory.parent.parent, directory.parent, directory):
-                    have = (inner / "cgroup.subtree_control").read_text().split()
-                    wanted = [f"+{name}" for name in CONTROLLERS if name not in have]
-                    if wanted:
-                        _write(f"{inner}/cgroup.subtree_control", " ".join(wanted))
-        except OSError as error:
+                _make_parent(directory, hierarchy)
+            except OSError as error:
+                self._refusals.append(f"cannot make the cgroup {directory}: {error.strerror}")
+            else:
+                self._directories |= {name: (hierarchy.version, str(directory)) for name in names}
+        self._has_swap_limit = "memory" in self._directories and (
+            Path(self._directories["memory"][1], "memory.memsw.limit_in_bytes").exists()
+        )
+
+    def not_enforced(self, limits: Limits) -> frozenset[str]:
+        """Which of the limits cannot be enforced here, by the names that results use.
+
+        Raises `LimitUnsupported` when these limits are strict.
+        """
+        missing = {name for name in CONTROLLERS if name not in self._directories}
+        counts_cpu = any(
+            _COUNTERS[version]["cpu"].controller == name
+            for name, (version, _) in self._directories.items()
+        )
+        if limits.cpu_s is not None and not counts_cpu:
+            missing.add("cpu")
+        if missing and limits.enforcement == "strict":
             raise LimitUnsupported(
-                f"cannot make the cgroup {directory} ({error.strerror}); run as root, or "
-                "delegate a cgroup subtree to this user (systemd: Delegate=yes)"
-            ) from error
+                f"this host cannot enforce the limits on {', '.join(sorted(missing))}: no cgroup "
+                f"controller for them can be used{''.join(f' ({r})' for r in self._refusals)}. "
+                "Run as root and mount the cgroup file system (version 2: mount -t cgroup2 none "
+                "/sys/fs/cgroup), or delegate a subtree to this user (systemd: Delegate=yes), or "
+                'do without (enforcement = "best-effort")'
+            )
+        return frozenset(missing)
 
     def prepare(
         self, name: str, limits: Limits, *, apart: bool = False
@@ -270,9 +272,10 @@ class CgroupParent:
 
         `apart`: the launcher joins groups of its own, with limits of their own, and moves only
         PID 1 to the box's. Nothing is made here: the kernel's cgroup lock may be held for
-        milliseconds, and the event loop has other things to do.
+        milliseconds, and the event loop has other things to do. Raises `LimitUnsupported`.
         """
         box = self._box(name)
+        box.not_enforced = self.not_enforced(limits)
         if not apart:
             steps = self._making(box, limits, overhead=SETUP_PROCESSES)
             return box, steps + [word for path in box.joins for word in ("--join", path)]
@@ -296,23 +299,24 @@ class CgroupParent:
     def _settings(
         self, box: BoxCgroup, limits: Limits, overhead: int
     ) -> Iterator[tuple[str, str | int]]:
-        version, memory = box.directories["memory"]
+        version, memory = box.directories.get("memory", (0, ""))
         if version == 1:
             yield f"{memory}/memory.limit_in_bytes", limits.memory_bytes
             if self._has_swap_limit:
                 yield f"{memory}/memory.memsw.limit_in_bytes", limits.memory_bytes
             yield f"{memory}/memory.swappiness", 0
-        else:
+        elif version == 2:
             yield f"{memory}/memory.max", limits.memory_bytes
             yield f"{memory}/memory.swap.max", 0
             yield f"{memory}/memory.oom.group", 1
-        _, pids = box.directories["pids"]
-        yield f"{pids}/pids.max", limits.pids + overhead
-        version, cpu = box.directories["cpu"]
+        version, pids = box.directories.get("pids", (0, ""))
+        if version:
+            yield f"{pids}/pids.max", limits.pids + overhead
+        version, cpu = box.directories.get("cpu", (0, ""))
         quota_us = max(1000, int(limits.cpus * _PERIOD_US))
         if version == 1:
             yield f"{cpu}/cpu.cfs_quota_us", quota_us
-        else:
+        elif version == 2:
             yield f"{cpu}/cpu.max", f"{quota_us} {_PERIOD_US}"
 
     def directories(self) -> tuple[str, ...]:
@@ -323,6 +327,22 @@ class CgroupParent:
         """Remove the owner's own directories; the boxes must be gone."""
         left = [path for path in self.directories() if not remove_directory(path)]
         return not left
+
+
+def _make_parent(directory: Path, hierarchy: Hierarchy) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # an owner that left removed the common parent
+        directory.mkdir(parents=True, exist_ok=True)
+    if hierarchy.version == 1:
+        return
+    for inner in (directory.parent.parent, directory.parent, directory):
+        have = (inner / "cgroup.subtree_control").read_text().split()
+        wanted = [
+            f"+{name}" for name in CONTROLLERS if name in hierarchy.controllers and name not in have
+        ]
+        if wanted:
+            _write(f"{inner}/cgroup.subtree_control", " ".join(wanted))
 
 
 def read_hierarchies() -> list[Hierarchy]:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
@@ -307,12 +308,14 @@ class NamespaceSandbox:
 
     async def _result(self, command: Command) -> ExecResult:
         try:
-            return await asyncio.shield(command.done)
+            result = await asyncio.shield(command.done)
         except asyncio.CancelledError:
             command.kill(ExecStatus.CANCELLED)
             await asyncio.wait({command.done})
             command.done.exception()
             raise
+        missing = self._cgroup.not_enforced
+        return replace(result, not_enforced=missing) if missing else result
 
     def _on_reply(self, reply: Reply) -> None:
         command = self._commands.get(reply.id)

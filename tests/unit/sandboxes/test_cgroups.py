@@ -54,10 +54,41 @@ def test_version_2_controllers_come_from_its_own_list(tmp_path: Path) -> None:
     assert found.controllers == {"cpu", "memory", "pids"}
 
 
-def test_a_missing_controller_is_named(tmp_path: Path) -> None:
-    hierarchies = [Hierarchy(tmp_path, 1, frozenset({"memory", "cpu"}))]
-    with pytest.raises(LimitUnsupported, match="pids"):
-        CgroupParent(hierarchies, "owner")
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("missing", ["memory", "pids", "cpu"])
+def test_a_missing_controller_is_refused_by_name_or_reported(
+    tmp_path: Path, missing: str, version: int
+) -> None:
+    controllers = frozenset({"memory", "pids", "cpu"}) - {missing}
+    for inner in (tmp_path, tmp_path / "trialyard", tmp_path / "trialyard" / "me"):
+        inner.mkdir(exist_ok=True)
+        (inner / "cgroup.subtree_control").write_text("")
+    parent = CgroupParent([Hierarchy(tmp_path, version, controllers)], "me")
+    with pytest.raises(LimitUnsupported, match=rf"limits on {missing}:.*best-effort"):
+        parent.prepare("u1", LIMITS)
+    box, steps = parent.prepare("u1", LIMITS.model_copy(update={"enforcement": "best-effort"}))
+    assert box.not_enforced == {missing}
+    settings = [Path(word).name for flag, word in itertools.pairwise(steps) if flag == "--set"]
+    assert {name.split(".")[0] for name in settings} == controllers
+    assert box.oom_kills() == box.pids_now() + 1 == box.cpu_us() == 0
+
+
+def test_cpu_seconds_need_a_counter(tmp_path: Path) -> None:
+    hierarchies = [Hierarchy(tmp_path, 1, frozenset({"memory", "pids", "cpu"}))]
+    parent = CgroupParent(hierarchies, "me")
+    assert parent.not_enforced(Limits()) == frozenset()
+    with pytest.raises(LimitUnsupported, match="limits on cpu:"):
+        parent.not_enforced(Limits(cpu_s=1))
+
+
+def test_a_cgroup_that_may_not_be_made_says_why(tmp_path: Path) -> None:
+    (tmp_path / "trialyard").write_text("in the way")
+    parent = CgroupParent([Hierarchy(tmp_path, 1, frozenset({"memory", "pids", "cpu"}))], "me")
+    with pytest.raises(LimitUnsupported, match=r"cpu, memory, pids: .*Not a directory"):
+        parent.not_enforced(Limits())
+    assert parent.not_enforced(Limits(enforcement="best-effort")) == {"cpu", "memory", "pids"}
+    assert parent.directories() == ()
+    assert parent.remove()
 
 
 @pytest.fixture

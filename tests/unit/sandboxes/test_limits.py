@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
-from tests.boxes import PYTHON
-from trialyard.core.errors import SandboxLost
+from tests.boxes import PYTHON, namespace_pool, processes_of_uid
+from trialyard.core.errors import LimitUnsupported, SandboxLost
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
+from trialyard.sandboxes.cgroups import read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 
@@ -171,3 +173,34 @@ async def test_output_is_cut_counted_and_at_last_killed(pool: NamespacePool) -> 
         assert (result.status, len(result.stdout)) == (ExecStatus.OUTPUT_LIMIT, 10_000)
         assert result.stdout_bytes > 160_000
         assert result.limits_hit == {"output"}
+
+
+@pytest.mark.parametrize("missing", [{"pids"}, {"memory", "cpu", "cpuacct", "pids"}])
+async def test_a_host_without_a_controller_refuses_unless_best_effort(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [replace(h, controllers=h.controllers - missing) for h in read_hierarchies()]
+    hierarchies = [hierarchy for hierarchy in left if hierarchy.controllers]
+    monkeypatch.setattr("trialyard.sandboxes.host.read_hierarchies", lambda: hierarchies)
+    names = missing - {"cpuacct"}
+    pool = namespace_pool()
+    with pytest.raises(LimitUnsupported, match=f"limits on {', '.join(sorted(names))}:"):
+        async with pool.acquire(image="host", limits=Limits(), owner="test"):
+            pass
+    limits = Limits(enforcement="best-effort")
+    async with pool.acquire(image="host", limits=limits, owner="test") as box:
+        result = await box.run(["sh", "-c", "sleep 60 & echo on"])
+        assert result.stdout == b"on\n"
+        assert result.not_enforced == names
+        assert result.to_json()["not_enforced"] == sorted(names)
+        assert isinstance(box, NamespaceSandbox)
+        uid = box.host_uid
+    await pool.close()
+    assert processes_of_uid(uid) == []
+    assert pool.counters()["leaked"] == 0
+
+
+async def test_results_of_strict_limits_say_nothing_of_enforcement(box: NamespaceSandbox) -> None:
+    result = await box.run(["true"])
+    assert result.not_enforced == frozenset()
+    assert "not_enforced" not in result.to_json()
