@@ -155,9 +155,9 @@ class Sandbox(Protocol):
         """Run one command and wait for its leader to exit.
 
         At a time-out every descendant is dead before this returns, and the output so
-        far is in the result. `env` is the whole environment (PATH, HOME and LANG get
-        defaults). Cancelling the call kills the command. Raises `SandboxLost`, or
-        `UserError` for an empty argv, NUL bytes or a cwd outside.
+        far is in the result. `env` is the whole environment (PATH, HOME, LANG and
+        OMP_NUM_THREADS get defaults). Cancelling the call kills the command. Raises
+        `SandboxLost`, or `UserError` for an empty argv, NUL bytes or a cwd outside.
         """
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:

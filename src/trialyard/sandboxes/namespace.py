@@ -25,6 +25,7 @@ from trialyard.sandboxes.command import Command, Counters
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.network.box import BoxNetwork
+from trialyard.sandboxes.plan import visible_cpus
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.request import RunRequest, check_request
 from trialyard.sandboxes.system_files import USER
@@ -208,7 +209,7 @@ class NamespaceSandbox:
         timeout_s: float | None = None,
         on_output: OutputCallback | None = None,
     ) -> ExecResult:
-        request = check_request(argv, env, cwd, self._workdir, self._network.env)
+        request = check_request(argv, env, cwd, self._workdir, self._env())
         if timeout_s is not None and not timeout_s > 0:
             raise UserError(f"timeout_s {timeout_s!r}: must be positive")
         await self._check_alive()
@@ -234,6 +235,10 @@ class NamespaceSandbox:
             return await self._result(command)
         finally:
             self._commands.pop(command.id, None)
+
+    def _env(self) -> dict[str, str]:
+        """This box's own defaults. `nproc` heeds the first, and no core need be pinned for it."""
+        return {"OMP_NUM_THREADS": str(visible_cpus(self._limits)), **self._network.env}
 
     def _check_cwd(self, directory: str) -> None:
         """A cwd must be a directory inside; /proc/self/fd/N and the like are none."""

@@ -4,6 +4,7 @@ A kind is (image, limits, workdir); its plan is computed once, and only the box'
 uid are put in at each start. The steps are those of native/launch.c.
 """
 
+import math
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +77,11 @@ class LaunchPlan:
 
     def argv(self, group_steps: Sequence[str], uid: int) -> list[str]:
         return [self.program, "launch", *group_steps, "--uid", str(uid), *self.steps]
+
+
+def visible_cpus(limits: Limits) -> int:
+    """How many cores programs are told of: what the box may use, rounded up."""
+    return min(math.ceil(limits.cpus), os.cpu_count() or 1)
 
 
 def check_workdir(workdir: str) -> str:
@@ -156,7 +162,7 @@ def _common(parts: BoxParts, limits: Limits, workdir: str) -> Iterator[str]:
     yield from ("--dir", "0755", "proc")
     yield from ("--dir", "0755", "run")
     yield from ("--dir", "0755", "sys/devices/system/cpu")
-    cpus = max(1, round(limits.cpus + 0.49)) - 1
+    cpus = visible_cpus(limits) - 1
     for name in ("online", "possible", "present"):
         yield from ("--file", f"sys/devices/system/cpu/{name}", f"0-{cpus}\n" if cpus else "0\n")
     yield from ("--devices", str(parts.dev), "dev", "--shm", "dev/shm", "--devpts", "dev/pts")
