@@ -22,7 +22,8 @@ class Limits(Record):
     `cpu_s` and `wall_s` count over the life of the box; `idle_s` and `output_bytes`
     per command (the latter per stream). `disk_bytes` and `inodes` cover everything
     writable (workdir, /tmp, /out, /dev/shm, overlay upper). `bandwidth_bytes_per_s` is
-    for all that passes the box's proxy and relays, both directions together.
+    for all that passes the box's proxy and relays, both directions together; without it the
+    backend's own bound holds.
     """
 
     cpus: float = Field(default=1.0, gt=0, le=1024)

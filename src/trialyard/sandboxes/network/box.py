@@ -22,6 +22,8 @@ from trialyard.sandboxes.network.relay import Relay
 
 PROXY_PORT = 3128
 """The same in every box, so that what a program prints of it is too."""
+MOST_BYTES_PER_S = 100_000_000
+"""Of a box without a bandwidth limit: more would take the supervisor's time, not the box's."""
 _PROXY_URL = f"http://{LOOPBACK}:{PROXY_PORT}"
 _DIRECT = "localhost,127.0.0.1,::1"
 _PROXY_ENV = MappingProxyType(
@@ -43,7 +45,7 @@ class BoxNetwork:
 
     def __init__(self, limits: Limits, *, resolver: Resolver = resolve) -> None:
         self._network = limits.network
-        self._meter = Meter(limits.bandwidth_bytes_per_s)
+        self._meter = Meter(limits.bandwidth_bytes_per_s or MOST_BYTES_PER_S)
         self._log = NetworkLog()
         self._resolver = BoundedResolver(resolver)
         self._room = Room()

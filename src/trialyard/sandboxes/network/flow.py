@@ -172,9 +172,15 @@ class Clock:
 
 
 async def pump(source: Wire, sink: Wire, moved: Callable[[], None]) -> None:
-    """Everything from one to the other, then the end of that direction."""
+    """Everything from one to the other, then the end of that direction.
+
+    Who takes no more may still have something to say, so that ends this direction only.
+    """
     while chunk := await source.some():
-        await sink.send(chunk)
+        try:
+            await sink.send(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            return
         moved()
     sink.end()
 

@@ -63,6 +63,19 @@ async def test_each_direction_ends_by_itself_and_no_byte_is_lost() -> None:
         await task
 
 
+async def test_who_answers_without_reading_is_heard() -> None:
+    loop = asyncio.get_running_loop()
+    async with joined(Meter(), lambda: Clock(10)) as (left, right, task):
+        right.shutdown(socket.SHUT_RD)
+        await loop.sock_sendall(left, b"a question")
+        await asyncio.sleep(0.02)
+        await loop.sock_sendall(right, b"no")
+        right.close()
+        assert await read_all(left) == b"no"
+        left.close()
+        await task
+
+
 async def test_what_nobody_takes_stays_with_who_sends() -> None:
     async with joined(Meter(), lambda: Clock(None)) as (left, _right, _task):
         sent, quiet = 0, 0
@@ -200,6 +213,15 @@ async def test_until_splits_at_the_mark_however_the_bytes_come(
                 await wire.until(b"\r\n", most)
     finally:
         wire.close()
+
+
+async def test_until_gives_up_at_its_bound_although_more_comes() -> None:
+    wire, theirs = wire_pair(Meter())
+    theirs.send(bytes(20_000))
+    with pytest.raises(FlowError, match="more than 1000 bytes"):
+        await asyncio.wait_for(wire.until(b"\r\n", 1000), 10)
+    wire.close()
+    theirs.close()
 
 
 async def test_exactly_needs_all_of_it() -> None:

@@ -332,15 +332,29 @@ async def test_a_second_request_behind_the_first_is_never_sent_on() -> None:
         assert answer.count(b"HTTP/1.1 200") == 1
 
 
-async def test_a_broken_body_is_cut_off() -> None:
-    async with tcp_server(hello) as port, serving(f"127.0.0.1:{port}") as proxy:
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n" + "1" * 5000,
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n" + "Trailer: x\r\n" * 2000,
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+        "Content-Length: 10\r\n\r\nabc",
+    ],
+)
+async def test_a_broken_body_gets_400_and_the_server_sees_an_end(rest: str) -> None:
+    ends: list[bytes] = []
+
+    async def reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(await reader.read())
+
+    async with tcp_server(reads) as port, serving(f"127.0.0.1:{port}") as proxy:
         head = f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        for body in ("Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-                     "Transfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n"):  # fmt: skip
-            answer = await ask(proxy.port, (head + body).encode())
-            assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 200")
-        short = (head + "Content-Length: 10\r\n\r\nabc").encode()
-        assert (await ask(proxy.port, short, end=True)).startswith(b"HTTP/1.1 400")
+        answer = await ask(proxy.port, (head + rest).encode(), end=True)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert [a.verdict for a in proxy.log] == ["invalid"]
+    assert not any(end.endswith(b"0\r\n\r\n") for end in ends)
 
 
 @pytest.mark.parametrize(
