@@ -1,14 +1,25 @@
 """The commands as a user types them, with real boxes."""
 
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TRIALYARD = [sys.executable, "-m", "trialyard.cli.main"]
+
+
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
 
 
 def trialyard(*argv: str, code: int = 0) -> str:
@@ -55,6 +66,25 @@ def test_a_sandbox_runs_a_command_and_reports_every_field() -> None:
 )
 def test_without_json_the_exit_code_is_the_commands(argv: list[str], code: int) -> None:
     trialyard("sandbox", "run", *argv, code=code)
+
+
+def test_a_sandbox_reaches_what_its_flag_names_and_no_more() -> None:
+    code = (
+        "import http.client as h, sys\n"
+        "for port in sys.argv[1:]:\n"
+        "    c = h.HTTPConnection('127.0.0.1', 3128)\n"
+        "    c.request('GET', f'http://127.0.0.1:{port}/')\n"
+        "    print(c.getresponse().status)"
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+        said = trialyard(
+            "sandbox", "run", "--network", f"allow-list:127.0.0.1:{port}", "--bandwidth", "1M",
+            "--", "python3", "-c", code, str(port), str(port - 1),
+        )  # fmt: skip
+        server.shutdown()
+    assert said == "204\n403\n"
 
 
 def test_an_oci_runtime_with_known_escapes_is_refused_unless_allowed(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import pytest
 from tests.boxes import BACKENDS, namespace_pool
 from tests.servers import echo, hello, tcp_server, unix_server
 from trialyard.core.sandbox import ExecResult, Limits, Sandbox
+from trialyard.sandboxes.box_log import BoxLog, read_box_log
+from trialyard.sandboxes.network.listener import CONNECTIONS_PER_BOX
 from trialyard.sandboxes.pool import NamespacePool
+from trialyard.sandboxes.pool_metrics import PoolMetrics
 
 FETCH = """
 import sys, urllib.request, urllib.error
@@ -213,6 +216,54 @@ async def held_by(box: Sandbox, code: str, *argv: str) -> "asyncio.Task[ExecResu
     )
     await asyncio.wait_for(said.wait(), 30)
     return run
+
+
+async def test_attempts_are_kept_in_the_box_log_and_counted(
+    pool: NamespacePool, tmp_path: Path
+) -> None:
+    log, metrics = BoxLog(tmp_path / "boxes"), PoolMetrics(pool)
+    pool.observe(log.on_event)
+    allowed = limits("allow-list:example.org:443")
+    async with pool.acquire(image="host", limits=allowed, owner="run/1") as box:
+        await lines(box, FETCH, "http://evil.example.net/")
+    await pool.close()
+    log.close()
+    [event] = [e for e in read_box_log(tmp_path / "boxes") if e["event"] == "network"]
+    assert (event["owner"], event["host"], event["port"]) == ("run/1", "evil.example.net", 80)
+    assert (event["verdict"], event["protocol"], event["sent_bytes"]) == ("refused", "http", 0)
+    assert 'trialyard_box_network_attempts_total{verdict="refused"} 1' in metrics.text()
+
+
+async def test_a_box_that_floods_its_proxy_is_bounded_and_lives(pool: NamespacePool) -> None:
+    """Two thousand connections, some silent, some asking: refused all, and nothing else ends."""
+    code = """
+import socket
+held = []
+for number in range(2000):
+    s = socket.socket(); s.setblocking(False)
+    try: s.connect(("127.0.0.1", 3128))
+    except BlockingIOError: pass
+    held.append(s)
+    if len(held) == 200:
+        for s in held[::2]:
+            try: s.send(b"CONNECT 169.254.169.254:80 HTTP/1.1\\r\\n\\r\\n")
+            except OSError: pass
+        for s in held: s.close()
+        held = []
+print("done")
+"""
+    before = descriptors()
+    allowed = limits("allow-list:example.org:443", open_files=4096)
+    async with pool.acquire(image="host", limits=allowed, owner="test") as box:
+        run = asyncio.create_task(lines(box, code))
+        most = 0
+        while not run.done():
+            most = max(most, descriptors())
+            await asyncio.sleep(0.005)
+        assert await run == ["done"]
+        assert most - before < CONNECTIONS_PER_BOX + 60
+        assert {a.verdict for a in box.network_log()} <= {"refused", "invalid"}
+        assert (await box.run(["true"])).ok
 
 
 def descriptors() -> int:

@@ -7,7 +7,6 @@ end, addresses as numbers in their usual form, so that comparing them is compari
 
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address
@@ -207,7 +206,7 @@ class NetworkAttempt:
     """From the box to the host that it reached."""
     received_bytes: int
 
-    def to_json(self) -> Mapping[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """JSON form."""
         return {name: getattr(self, name) for name in self.__slots__}
 

@@ -7,6 +7,7 @@ and files only the sizes.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, Limits
 
 
@@ -65,6 +66,15 @@ class FileOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkTried:
+    """The box tried to reach something; told at its end."""
+
+    box: str
+    owner: str
+    attempt: NetworkAttempt
+
+
+@dataclass(frozen=True, slots=True)
 class BoxEnded:
     """A leased box was given back, or lost."""
 
@@ -75,6 +85,6 @@ class BoxEnded:
     leaked: bool
 
 
-BoxEvent = Refused | BoxStarted | BoxLeased | CommandEnded | FileOperation | BoxEnded
+BoxEvent = Refused | BoxStarted | BoxLeased | CommandEnded | FileOperation | NetworkTried | BoxEnded
 Observer = Callable[[BoxEvent], None]
 """Called in the pool's event loop: short, and never raising."""

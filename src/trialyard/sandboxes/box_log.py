@@ -22,6 +22,7 @@ from trialyard.sandboxes.box_events import (
     BoxStarted,
     CommandEnded,
     FileOperation,
+    NetworkTried,
     Refused,
 )
 
@@ -35,6 +36,7 @@ _NAMES: dict[type, str] = {
     BoxLeased: "leased",
     CommandEnded: "command",
     FileOperation: "file",
+    NetworkTried: "network",
     BoxEnded: "ended",
 }
 
@@ -86,6 +88,8 @@ class BoxLog:
         about: dict[str, Any] = {"at_s": now_s, "event": _NAMES[type(event)]}
         if isinstance(event, CommandEnded):
             return about | _describe_command(event, now_s)
+        if isinstance(event, NetworkTried):
+            return about | {"box": event.box, "owner": event.owner} | event.attempt.to_json()
         if isinstance(event, BoxLeased):
             return about | _fields_of(event) | {"limits": event.limits.model_dump(mode="json")}
         return about | _fields_of(event)

@@ -32,6 +32,7 @@ from trialyard.sandboxes.box_events import (
     BoxEvent,
     BoxLeased,
     BoxStarted,
+    NetworkTried,
     Observer,
     Refused,
 )
@@ -327,6 +328,8 @@ class BoxPool:
         self._counts.destroyed += 1
         self._counts.leaked += box.leaked
         if lease and self._observers:
+            for attempt in box.network_log():
+                self._tell(NetworkTried(box.id, lease.owner, attempt))
             self._tell(BoxEnded(box.id, lease.owner, leased_s, lost, box.leaked))
         self._places.free()
 

@@ -10,6 +10,7 @@ from trialyard.sandboxes.box_events import (
     BoxStarted,
     CommandEnded,
     FileOperation,
+    NetworkTried,
     Refused,
 )
 from trialyard.sandboxes.box_pool import BoxPool
@@ -56,6 +57,9 @@ class PoolMetrics:
         self._files = metrics.counter(
             "trialyard_box_file_operations_total", "File operations by name."
         )
+        self._network = metrics.counter(
+            "trialyard_box_network_attempts_total", "Attempts of boxes to reach hosts, by verdict."
+        )
         pool.observe(self.on_event)
 
     def on_event(self, event: BoxEvent) -> None:
@@ -74,6 +78,8 @@ class PoolMetrics:
                     self._limits.add(limit=limit)
             case FileOperation():
                 self._files.add(operation=event.operation)
+            case NetworkTried():
+                self._network.add(verdict=event.attempt.verdict)
             case BoxEnded():
                 pass
 

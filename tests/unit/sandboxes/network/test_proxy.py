@@ -336,6 +336,7 @@ async def test_a_second_request_behind_the_first_is_never_sent_on() -> None:
     "rest",
     [
         "Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n2\r\nabXX0\r\n\r\n",
         "Transfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n0\r\n\r\n",
         "Transfer-Encoding: chunked\r\n\r\n" + "1" * 5000,
         "Transfer-Encoding: chunked\r\n\r\n0\r\n" + "Trailer: x\r\n" * 2000,
