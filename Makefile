@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
 
-.PHONY: help setup quickstart test check bench probes clean
+.PHONY: help setup quickstart test check bench probes chaos clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/  -/'
@@ -34,6 +34,9 @@ bench: setup ## every benchmark, each with its comparison
 
 probes: setup ## every hostile program of tests/probes
 	TRIALYARD_ALL_PROBES=1 $(BIN)/python -m pytest tests/probes -q
+
+chaos: setup ## kill 200 supervisors at random moments; nothing may be left
+	TRIALYARD_CHAOS_KILLS=200 $(BIN)/python -m pytest tests/scenario/test_chaos.py -q --timeout 1800
 
 clean: ## remove what setup and runs made
 	rm -rf $(VENV) .stamps runs build src/*.egg-info src/trialyard/_native

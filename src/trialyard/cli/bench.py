@@ -51,6 +51,8 @@ def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"benchmarks.{path.stem}", path)
     if spec is None or spec.loader is None:
         raise NotFoundError(f"{path} is not a Python file")
+    if str(path.parents[1].resolve()) not in sys.path:  # benchmarks import each other
+        sys.path.append(str(path.parents[1].resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -135,6 +135,11 @@ class NamespacePool(BoxPool):
     def _open_host(self) -> SandboxHost:
         return self._boxes.open()
 
+    @property
+    def supervisor(self) -> str:
+        """The name under which this pool's boxes stand in the table; opens the host."""
+        return self._boxes.open().owner.name
+
     def zygote_pids(self) -> list[int]:
         """Host pids of the warm interpreters, for accounting."""
         host = self._boxes.host

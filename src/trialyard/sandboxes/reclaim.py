@@ -24,9 +24,11 @@ from trialyard.sandboxes.cgroups import (
     remove_directory,
 )
 from trialyard.sandboxes.locks import is_locked, lock_file
+from trialyard.sandboxes.snapshot_files import SnapshotDirectory
 
 LOCK_NAME = "lock"
 TABLE_NAME = "boxes.jsonl"
+SNAPSHOTS_NAME = "snapshots"
 _RECLAIM_TIMEOUT_S = 5.0
 _MNT_DETACH = 2
 
@@ -83,7 +85,10 @@ def reap(root: Path, hierarchies: list[Hierarchy]) -> list[Reclaimed]:
         return []
     try:
         with everybody_waits(root):
-            return reclaim_dead_owners(root, hierarchies)
+            found = reclaim_dead_owners(root, hierarchies)
+        if (root / SNAPSHOTS_NAME).is_dir():
+            SnapshotDirectory(root / SNAPSHOTS_NAME).open()
+        return found
     except PermissionError as error:
         raise SandboxUnavailable(
             f"cannot clean up below {root} ({error.strerror}); run as root, who made the boxes"
