@@ -37,6 +37,7 @@ from trialyard.sandboxes.box_events import (
     Refused,
 )
 from trialyard.sandboxes.box_source import BoxKind, BoxSource, PooledBox
+from trialyard.sandboxes.heartbeats import Heartbeats
 from trialyard.sandboxes.observed import ObservedSandbox
 from trialyard.sandboxes.places import Places
 from trialyard.sandboxes.plan import check_workdir
@@ -86,6 +87,7 @@ class BoxPool:
         self._places = Places(max_boxes)
         self._shelves = Shelves()
         self._leases: dict[str, _Lease] = {}
+        self._heartbeats = Heartbeats()
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._refills: Counter[BoxKind] = Counter()
         self._refill_wanted: OrderedDict[BoxKind, None] = OrderedDict()
@@ -186,8 +188,29 @@ class BoxPool:
         finally:
             for box in boxes:
                 lease = self._leases.pop(box.id, None)
+                self._heartbeats.forget(box.id)
                 self._destroy(box, lease, lost=lost)
             self._room.leave(claim)
+
+    def watch(self, box_id: str, every_s: float) -> None:
+        """For a remote owner: its box goes unless `heartbeat` is called at least so often.
+
+        Raises `NotFoundError` for a box that is not leased, `UserError` for `every_s` <= 0.
+        """
+        box = self._leased(box_id)
+        why = f"its owner was silent for {every_s} s"
+        self._heartbeats.watch(box_id, every_s, lambda: box.destroy(why))
+
+    def heartbeat(self, box_id: str) -> None:
+        """The owner of a watched box is alive. Raises `NotFoundError`, also when it is lost."""
+        if not self._leased(box_id).alive:
+            raise NotFoundError(f"box {box_id} is gone")
+        self._heartbeats.beat(box_id)
+
+    def _leased(self, box_id: str) -> PooledBox:
+        if box_id not in self._leases:
+            raise NotFoundError(f"box {box_id} is not leased from this pool")
+        return self._leases[box_id].box
 
     # --- observers ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from trialyard.core.errors import (
+    NotFoundError,
     ResourceExhausted,
     SandboxLost,
     SandboxUnavailable,
@@ -183,6 +184,24 @@ async def test_a_lease_has_a_time_to_live_below_the_limit(pool: BoxPool) -> None
     for ttl_s in (0.0, -1.0, Limits().wall_s + 1, float("nan"), float("inf")):
         with pytest.raises(UserError, match="ttl_s"):
             one(pool, ttl_s=ttl_s)
+
+
+async def test_a_silent_remote_owner_loses_its_box(pool: BoxPool) -> None:
+    async with one(pool) as box:
+        assert isinstance(box, Box)
+        pool.watch(box.id, 0.1)
+        for _ in range(6):
+            await asyncio.sleep(0.04)
+            pool.heartbeat(box.id)
+        beating = box.alive
+        await asyncio.sleep(0.2)
+        assert (beating, box.alive) == (True, False)
+        with pytest.raises(NotFoundError, match="gone"):
+            pool.heartbeat(box.id)
+        with pytest.raises(UserError, match="every_s"):
+            pool.watch(box.id, 0)
+    with pytest.raises(NotFoundError, match="not leased"):
+        pool.heartbeat(box.id)
 
 
 async def test_a_closed_pool_refuses_and_wakes_who_waits(yard: Yard) -> None:
