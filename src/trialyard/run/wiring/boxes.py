@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError
@@ -12,6 +10,7 @@ from importlib.metadata import version as metadata_version
 from pathlib import Path
 from typing import Literal
 
+from trialyard.core.built_directory import built_directory
 from trialyard.core.clock import SystemClock
 from trialyard.core.errors import NotFoundError
 from trialyard.core.sandbox import SandboxPool
@@ -68,15 +67,7 @@ def layers() -> dict[str, Path]:
 def _pytest_layer() -> Path:
     """A copy of pytest for boxes, made once for each version and shared by processes."""
     versions = "-".join([*map(str, sys.version_info[:2]), metadata_version("pytest")])
-    layer = CACHE_DIRECTORY / f"pytest-{versions}"
-    if not layer.is_dir():
-        CACHE_DIRECTORY.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=CACHE_DIRECTORY))
-        build_pytest_layer(partial)
-        with contextlib.suppress(OSError):  # another process was faster
-            partial.rename(layer)
-        shutil.rmtree(partial, ignore_errors=True)
-    return layer
+    return built_directory(CACHE_DIRECTORY / f"pytest-{versions}", build_pytest_layer)
 
 
 def open_backend(
