@@ -6,9 +6,13 @@ and files only the sizes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, Limits
+
+Via = Literal["run", "start", "shell"]
+"""How a command was asked for; the argv of one in a shell is its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class BoxLeased:
 class CommandEnded:
     box: str
     owner: str
+    via: Via
     argv: tuple[str, ...]
     env: tuple[str, ...]
     """Names alone."""

@@ -111,6 +111,7 @@ def _describe_command(event: CommandEnded, now_s: float) -> dict[str, Any]:
     about: dict[str, Any] = {
         "box": event.box,
         "owner": event.owner,
+        "via": event.via,
         "argv": words,
         "env": sorted(event.env)[:_MAX_WORDS],
         "cwd": event.cwd,

@@ -1,36 +1,38 @@
 """A box whose commands and file operations are told to an observer."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+from trialyard.core.errors import SandboxError
 from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, FileStat, Sandbox
-from trialyard.sandboxes.box_events import CommandEnded, FileOperation, Observer
+from trialyard.sandboxes.box_events import CommandEnded, FileOperation, Observer, Via
 
 
-class ObservedSandbox:
-    """Does what `box` does. Options are handed on as they come."""
+class CommandTeller:
+    """Tells of the commands of one box when they end."""
 
-    def __init__(self, box: Sandbox, owner: str, observer: Observer) -> None:
+    def __init__(self, box: str, owner: str, observer: Observer) -> None:
         self._box = box
         self._owner = owner
         self._observer = observer
+        self._following: set[asyncio.Task[None]] = set()
 
-    @property
-    def id(self) -> str:
-        return self._box.id
-
-    @property
-    def workdir(self) -> str:
-        return self._box.workdir
-
-    async def run(self, argv: Sequence[str], **options: Any) -> ExecResult:
+    async def watch(
+        self,
+        via: Via,
+        argv: Sequence[str],
+        options: Mapping[str, Any],
+        ending: Awaitable[ExecResult],
+    ) -> ExecResult:
+        """The result of `ending`, or its error, told on the way."""
         started_s = time.monotonic()
         result, error = None, ""
         try:
-            result = await self._box.run(argv, **options)
+            result = await ending
         except BaseException as raised:
             cancelled = isinstance(raised, asyncio.CancelledError)
             error = "cancelled" if cancelled else f"{type(raised).__name__}: {raised}"
@@ -38,8 +40,9 @@ class ObservedSandbox:
         finally:
             self._observer(
                 CommandEnded(
-                    box=self.id,
+                    box=self._box,
                     owner=self._owner,
+                    via=via,
                     argv=tuple(map(str, argv)),
                     env=tuple(options.get("env") or ()),
                     cwd=options.get("cwd"),
@@ -50,6 +53,74 @@ class ObservedSandbox:
                 )
             )
         return result
+
+    def follow(
+        self, argv: Sequence[str], options: Mapping[str, Any], ending: Awaitable[ExecResult]
+    ) -> None:
+        """The same for a command that nobody need wait for."""
+
+        async def wait() -> None:
+            with contextlib.suppress(SandboxError):  # told already
+                await self.watch("start", argv, options, ending)
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+
+class ObservedShell:
+    """Does what `shell` does."""
+
+    def __init__(self, shell: Any, teller: CommandTeller) -> None:
+        self._shell = shell
+        self._teller = teller
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._shell.alive)
+
+    @property
+    def dropped_bytes(self) -> int:
+        return int(self._shell.dropped_bytes)
+
+    async def run(self, command: str, **options: Any) -> ExecResult:
+        ending = self._shell.run(command, **options)
+        return await self._teller.watch("shell", (command,), {}, ending)
+
+    async def interrupt(self) -> None:
+        await self._shell.interrupt()
+
+    async def close(self) -> None:
+        await self._shell.close()
+
+
+class ObservedSandbox:
+    """Does what `box` does. Options are handed on as they come."""
+
+    def __init__(self, box: Sandbox, owner: str, observer: Observer) -> None:
+        self._box: Any = box
+        self._owner = owner
+        self._observer = observer
+        self._commands = CommandTeller(box.id, owner, observer)
+
+    @property
+    def id(self) -> str:
+        return str(self._box.id)
+
+    @property
+    def workdir(self) -> str:
+        return str(self._box.workdir)
+
+    async def run(self, argv: Sequence[str], **options: Any) -> ExecResult:
+        return await self._commands.watch("run", argv, options, self._box.run(argv, **options))
+
+    async def start(self, argv: Sequence[str], **options: Any) -> Any:
+        process = await self._box.start(argv, **options)
+        self._commands.follow(argv, options, process.wait())
+        return process
+
+    async def shell(self, **options: Any) -> ObservedShell:
+        return ObservedShell(await self._box.shell(**options), self._commands)
 
     # --- files --------------------------------------------------------------------------
 
@@ -62,7 +133,7 @@ class ObservedSandbox:
 
     async def read(self, path: str, **options: Any) -> bytes:
         try:
-            data = await self._box.read(path, **options)
+            data: bytes = await self._box.read(path, **options)
         except BaseException as error:
             self._tell_error("read", path, error)
             raise
@@ -87,7 +158,7 @@ class ObservedSandbox:
 
     async def download(self, directory: str, **options: Any) -> dict[str, bytes]:
         try:
-            files = await self._box.download(directory, **options)
+            files: dict[str, bytes] = await self._box.download(directory, **options)
         except BaseException as error:
             self._tell_error("download", directory, error)
             raise
@@ -102,11 +173,9 @@ class ObservedSandbox:
             raise
         self._tell("remove", path)
 
-    async def list(self, path: str) -> list[FileStat]:
-        return await self._box.list(path)
-
     async def stat(self, path: str) -> FileStat:
-        return await self._box.stat(path)
+        found: FileStat = await self._box.stat(path)
+        return found
 
     # --- the rest -----------------------------------------------------------------------
 
@@ -114,10 +183,15 @@ class ObservedSandbox:
         await self._box.relay(port, socket_path)
 
     def network_log(self) -> tuple[NetworkAttempt, ...]:
-        return self._box.network_log()
+        attempts: tuple[NetworkAttempt, ...] = self._box.network_log()
+        return attempts
 
     async def snapshot(self) -> str:
-        return await self._box.snapshot()
+        return str(await self._box.snapshot())
 
     async def close(self) -> None:
         await self._box.close()
+
+    async def list(self, path: str) -> list[FileStat]:
+        found: list[FileStat] = await self._box.list(path)
+        return found

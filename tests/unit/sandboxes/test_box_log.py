@@ -11,16 +11,18 @@ import pytest
 
 from tests.boxes import namespace_pool
 from trialyard.cli.main import main
-from trialyard.core.errors import FileAccessError, ResourceExhausted, UserError
+from trialyard.core.errors import FileAccessError, ResourceExhausted, SandboxLost, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
-from trialyard.sandboxes.box_events import CommandEnded, Refused
+from trialyard.sandboxes.box_events import BoxEvent, CommandEnded, Refused
 from trialyard.sandboxes.box_log import BoxLog, read_box_log
+from trialyard.sandboxes.observed import ObservedSandbox
 from trialyard.sandboxes.pool_metrics import PoolMetrics
+from trialyard.testing.sandbox import FakeSandbox, scripted
 
 
 def command(number: int, argv: tuple[str, ...] = ("true",)) -> CommandEnded:
     result = ExecResult(ExecStatus.EXITED, exit_code=number)
-    return CommandEnded(f"box-{number % 3}", "o", argv, (), None, 0, 0.5, result)
+    return CommandEnded(f"box-{number % 3}", "o", "run", argv, (), None, 0, 0.5, result)
 
 
 async def test_a_pool_tells_of_every_command_and_file_but_no_secret(tmp_path: Path) -> None:
@@ -169,3 +171,49 @@ def test_the_log_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [event["argv"] for event in events] == [["echo", "0"], ["echo", "3"]]
     assert main(["sandbox", "log", str(tmp_path), "box-9"]) == 2
     assert "box-9" in capsys.readouterr().err
+
+
+class Shell:
+    alive, dropped_bytes = True, 0
+
+    async def run(self, command: str, **_: object) -> ExecResult:
+        return ExecResult(ExecStatus.EXITED, exit_code=len(command))
+
+
+class Process:
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> ExecResult:
+        return await self.ended
+
+
+class ShellBox(FakeSandbox):
+    def __init__(self) -> None:
+        super().__init__(scripted({}))
+        self.process = Process()
+
+    async def shell(self, **_: object) -> Shell:
+        return Shell()
+
+    async def start(self, argv: list[str], **_: object) -> Process:
+        return self.process
+
+
+async def test_commands_of_shells_and_in_the_background_are_told_when_they_end() -> None:
+    told: list[BoxEvent] = []
+    inner = ShellBox()
+    box = ObservedSandbox(inner, "o", told.append)
+    shell = await box.shell()
+    assert (await shell.run("cd /tmp")).exit_code == 7
+    assert await box.start(["sleep", "9"], stdin=None) is inner.process
+    await asyncio.sleep(0)
+    assert len(told) == 1
+    inner.process.ended.set_exception(SandboxLost("gone"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    commands = [event for event in told if isinstance(event, CommandEnded)]
+    assert [(event.via, event.argv) for event in commands] == [
+        ("shell", ("cd /tmp",)), ("start", ("sleep", "9")),
+    ]  # fmt: skip
+    assert "SandboxLost: gone" in commands[1].error
