@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
@@ -22,7 +23,8 @@ from trialyard.sandboxes.reclaim import list_owners, reap
 from trialyard.sandboxes.snapshot_files import SnapshotDirectory
 
 TIMEOUT_S = 10.0
-MODES = ("churn", "groups", "commands", "forks", "idle")
+MODES = ("churn", "groups", "commands", "forks", "idle", "opening")
+"""What the victim is at; "opening" is killed while it starts, as early as it comes."""
 VICTIM = """
 import asyncio, sys
 from pathlib import Path
@@ -86,9 +88,10 @@ def kill_owners(count: int, draw: random.Random) -> Kills:
         for number in range(count):
             mode = MODES[number % len(MODES)]
             victim = Victim(mode, snapshots)
-            time.sleep(draw.random() ** 3 * 0.8)
-            boxes += victim.kill(with_keeper=number % 2 == 1)
-            remains, took_s = victim.wait_until_gone(by_sweep=number % 2 == 1)
+            by_sweep = mode == "opening" or draw.random() < 0.5
+            time.sleep(draw.random() * 0.8 if mode == "opening" else draw.random() ** 3 * 0.8)
+            boxes += victim.kill(with_keeper=by_sweep)
+            remains, took_s = victim.wait_until_gone(by_sweep=by_sweep)
             left += [f"{mode} {number}: {each}" for each in remains]
             longest_s = max(longest_s, took_s)
         SnapshotDirectory(snapshots).open()  # as the next start does
@@ -107,9 +110,10 @@ class Victim:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        assert self._process.stdout is not None
-        self.name = self._process.stdout.readline().strip()
-        assert self.name, "the victim did not start"
+        self._name = f"p{self._process.pid}-*"
+        if mode != "opening":
+            assert self._process.stdout is not None
+            assert self._process.stdout.readline().strip(), "the victim did not start"
         self._descendants: set[tuple[int, str]] = set()
 
     def kill(self, *, with_keeper: bool) -> int:
@@ -123,7 +127,7 @@ class Victim:
                     words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
                     if words[1:2] == [b"keeper"]:
                         os.kill(child, signal.SIGKILL)
-        found = [o for o in list_owners(RUNTIME_DIRECTORY) if o.supervisor == self.name]
+        found = [o for o in list_owners(RUNTIME_DIRECTORY) if fnmatch(o.supervisor, self._name)]
         os.kill(pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
@@ -143,15 +147,17 @@ class Victim:
             time.sleep(0.01)
 
     def remains(self) -> list[str]:
-        groups = [hierarchy.root / PARENT / self.name for hierarchy in read_hierarchies()]
-        directory = RUNTIME_DIRECTORY / "owners" / self.name
+        parents = [hierarchy.root / PARENT for hierarchy in read_hierarchies()]
+        groups = [group for parent in parents for group in parent.glob(self._name)]
+        directories = list((RUNTIME_DIRECTORY / "owners").glob(self._name))
+        mark = str(RUNTIME_DIRECTORY / "owners" / self._name[:-1])
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         locks = Path("/proc/locks").read_text().splitlines()
         return [
             *(f"process {pid} {_name(pid)}" for pid, start in self._descendants if _is(pid, start)),
-            *(f"cgroup {group}" for group in groups if group.exists()),
-            *(f"directory {path}" for path in (directory,) if path.exists()),
-            *(f"mount {line}" for line in mounts if str(directory) in line),
+            *(f"cgroup {group}" for group in groups),
+            *(f"directory {path}" for path in directories),
+            *(f"mount {line}" for line in mounts if mark in line),
             *(f"lock {line}" for line in locks if line.split()[4:5] == [str(self._process.pid)]),
         ]
 

@@ -5,7 +5,7 @@ import random
 
 from benchmarks._killed_owners import kill_owners
 
-KILLS = int(os.environ.get("TRIALYARD_CHAOS_KILLS", "10"))
+KILLS = int(os.environ.get("TRIALYARD_CHAOS_KILLS", "12"))
 
 
 def test_a_supervisor_killed_at_any_moment_leaves_nothing() -> None:
