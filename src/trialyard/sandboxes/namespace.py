@@ -1,8 +1,7 @@
 """`NamespaceSandbox`: a box made of Linux namespaces, one writable tmpfs, and cgroups.
 
 bubblewrap makes the namespaces as an unprivileged uid that no other live box has; a small
-program of ours is PID 1 inside and starts commands (native/init.c), or a warm interpreter is
-forked into the box (native/zygote.c). How a command or a box ended is decided from what the
+program of ours is PID 1 inside (native/init.c). How a command or a box ended is decided from what the
 kernel says: wait statuses, cgroup counters, pidfds.
 """
 
@@ -17,7 +16,7 @@ from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.network import NetworkAttempt
 from trialyard.core.sandbox import ExecResult, ExecStatus, FileStat, Limits, OutputCallback
-from trialyard.sandboxes import protocol
+from trialyard.sandboxes.box_commands import BoxCommands
 from trialyard.sandboxes.box_content import BoxContent
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
 from trialyard.sandboxes.cgroups import BoxCgroup
@@ -26,14 +25,11 @@ from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.network.box import BoxNetwork
 from trialyard.sandboxes.plan import visible_cpus
-from trialyard.sandboxes.protocol import Reply
-from trialyard.sandboxes.request import RunRequest, check_request
+from trialyard.sandboxes.request import check_request
 from trialyard.sandboxes.system_files import USER
-from trialyard.sandboxes.zygote import Zygote
 
 START_TIMEOUT_S = 20.0
 _REMOVE_TIMEOUT_S = 10.0
-_SEND_TIMEOUT_S = 10.0
 _DEADLINE_GRACE_S = 0.25
 """A command's own clock ends it at `wall_s`; the box goes a moment later."""
 
@@ -56,9 +52,6 @@ class NamespaceSandbox:
         self.owner = ""
         """Who leases the box; its snapshots are theirs."""
         self._loop = asyncio.get_running_loop()
-        self._commands: dict[int, Command] = {}
-        self._last_command = 0
-        self._overlapped = False
         self._deadline_s = float("inf")
         self._deadline: asyncio.TimerHandle | None = None
         self._first_cpu_us: int | None = None
@@ -78,12 +71,13 @@ class NamespaceSandbox:
                 plan.argv(group_steps, uid),
                 uid,
                 upper=self._tree.upper,
-                on_reply=self._on_reply,
+                on_reply=lambda reply: self._commands.take(reply),
                 on_end=self._on_end,
             )
         except BaseException:
             self._table.ended(self._id)
             raise
+        self._commands = BoxCommands(self, self._process, self._cgroup, uid)
 
     @classmethod
     async def start(
@@ -126,7 +120,7 @@ class NamespaceSandbox:
         self._deadline = self._loop.call_later(ttl_s + _DEADLINE_GRACE_S, self._expire, ttl_s)
 
     def _expire(self, ttl_s: float) -> None:
-        for command in list(self._commands.values()):
+        for command in self._commands:
             command.kill(ExecStatus.TIMEOUT, "wall")
         name = "wall_s" if ttl_s == self._limits.wall_s else "ttl_s"
         self.destroy(f"its {name} of {ttl_s} s ran out")
@@ -216,25 +210,13 @@ class NamespaceSandbox:
         if cwd is not None:
             self._check_cwd(request.cwd)
         await self._network.open(self._process.init_pidfd)
-        zygote = self._zygote_for(request)
-        self._last_command += 1
-        command = Command(
-            self,
-            self._last_command,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            on_output=on_output,
-            forked=zygote is not None,
-        )
-        self._commands[command.id] = command
+        warm = self._host.zygotes if self._image.on_host else None
+        command = self._commands.new(request, warm, stdin, timeout_s, on_output)
         try:
-            if zygote is None:
-                await self._send_run(command, request)
-            else:
-                self._send_fork(zygote, command, request)
+            await self._commands.send(command, request)
             return await self._result(command)
         finally:
-            self._commands.pop(command.id, None)
+            self._commands.forget(command)
 
     def _env(self) -> dict[str, str]:
         """This box's own defaults. `nproc` heeds the first, and no core need be pinned for it."""
@@ -248,69 +230,6 @@ class NamespaceSandbox:
         ):
             raise UserError(f"cwd {directory!r}: must be a directory in the box")
 
-    async def _send_run(self, command: Command, request: RunRequest) -> None:
-        """Hand the request to PID 1, with the command's descriptors."""
-        flags = protocol.FLAG_STDIN if command.stdin else 0
-        if any(other.forked for other in self._commands.values()):
-            self._overlapped = True
-            flags |= protocol.FLAG_SHARED
-        fds, body, memfd = command.fds, request.body, -1
-        if len(body) > protocol.INLINE_BODY_BYTES:
-            memfd = os.memfd_create("request")
-            os.write(memfd, body)
-            fds, body, flags = [*fds, memfd], b"", flags | protocol.FLAG_BODY_IN_MEMFD
-        header = protocol.run_header(
-            command.id, flags, len(request.argv), len(request.env), len(request.body)
-        )
-        try:
-            await self._send([header, body], fds, command)
-        finally:
-            command.handed_over()
-            if memfd >= 0:
-                os.close(memfd)
-
-    async def _send(self, parts: list[bytes], fds: list[int], command: Command) -> None:
-        deadline_s = self._loop.time() + _SEND_TIMEOUT_S
-        while not command.done.done():
-            try:
-                self._process.send(parts, fds)
-                return
-            except BlockingIOError:
-                if self._loop.time() > deadline_s:
-                    self.destroy("its PID 1 takes no requests")
-                await asyncio.sleep(0.005)
-            except OSError:  # PID 1 is gone; the end of its socket says so too
-                self._on_end(None)
-                return
-
-    def _zygote_for(self, request: RunRequest) -> Zygote | None:
-        """A warm interpreter for this command, if nothing else is alive in the box."""
-        if not self._image.on_host or self._host.zygotes is None or self._commands:
-            return None
-        zygote = self._host.zygotes.find(request.argv, request.env)
-        if zygote is None or len(request.body) > protocol.INLINE_BODY_BYTES:
-            return None
-        return zygote if self._cgroup.pids_now() == 1 else None
-
-    def _send_fork(self, zygote: Zygote, command: Command, request: RunRequest) -> None:
-        self._overlapped = False
-        accepted = zygote.fork(
-            request,
-            command=command.id,
-            group=f"u{self._uid}",
-            open_files=self._limits.open_files,
-            fds=[self._process.init_pidfd, *command.fds],
-            on_exit=command.exited,
-            on_lost=self._lose_zygote,
-        )
-        command.handed_over()
-        if not accepted:
-            self._lose_zygote()
-
-    def _lose_zygote(self) -> None:
-        self._host_evidence = "the warm interpreter's process ended or took no requests"
-        self.destroy(self._host_evidence)
-
     async def _result(self, command: Command) -> ExecResult:
         try:
             result = await asyncio.shield(command.done)
@@ -322,24 +241,8 @@ class NamespaceSandbox:
         missing = self._cgroup.not_enforced
         return replace(result, not_enforced=missing) if missing else result
 
-    def _on_reply(self, reply: Reply) -> None:
-        command = self._commands.get(reply.id)
-        if command is None:
-            return
-        if reply.op == protocol.KILLED:
-            command.killed()
-        elif not command.forked:
-            command.exited(reply)
-
     def ask_kill(self, id: int) -> None:
-        command = self._commands.get(id)
-        alone = command is not None and command.forked and not self._overlapped
-        try:
-            self._process.send([protocol.kill_request(id, alone=alone)])
-        except BlockingIOError:
-            self.destroy("its PID 1 takes no requests")
-        except OSError:
-            self._on_end(None)
+        self._commands.ask_kill(id)
 
     # --- files --------------------------------------------------------------------------
 
@@ -411,10 +314,15 @@ class NamespaceSandbox:
             lost = await asyncio.shield(self._lost)
             raise SandboxLost(str(lost), host_evidence=lost.host_evidence)
 
-    def destroy(self, why: str) -> None:
+    def destroy(self, why: str, *, host_evidence: str = "") -> None:
         """Kill all of the box now; the first `why` goes into the errors that follow."""
         self._why = self._why or why
+        self._host_evidence = self._host_evidence or host_evidence
         self._process.kill()
+        self._on_end(None)
+
+    def vanished(self) -> None:
+        """PID 1 is gone; the end of its socket says so too."""
         self._on_end(None)
 
     def _on_end(self, why: str | None) -> None:
@@ -453,7 +361,7 @@ class NamespaceSandbox:
         out_of_memory = self._cgroup.oom_kills() > 0
         lost = self._explain(wait_status, out_of_memory)
         self._lost.set_result(lost)
-        for command in list(self._commands.values()):
+        for command in self._commands:
             command.box_ended(lost, out_of_memory=out_of_memory)
 
     def _explain(self, wait_status: int | None, out_of_memory: bool) -> SandboxLost:

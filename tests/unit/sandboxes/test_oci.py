@@ -146,6 +146,7 @@ async def test_a_box_killed_from_the_host_is_lost_with_evidence(
         with pytest.raises(SandboxLost) as lost:
             await box.run(["sleep", "60"])
         assert "outside" in lost.value.host_evidence
+        await box.close()  # a killed launcher's PID 1 needs a moment to follow it
         assert all_processes(uid) == []
 
 
