@@ -1,8 +1,8 @@
 """`NamespaceSandbox`: a box made of Linux namespaces, one writable tmpfs, and cgroups.
 
 bubblewrap makes the namespaces as an unprivileged uid that no other live box has; a small
-program of ours is PID 1 inside (native/init.c). How a command or a box ended is decided from what the
-kernel says: wait statuses, cgroup counters, pidfds.
+program of ours is PID 1 inside (native/init.c). How a command or a box ended is decided from
+what the kernel says: wait statuses, cgroup counters, pidfds.
 """
 
 import asyncio
