@@ -105,6 +105,41 @@ def test_files_go_in_and_come_out(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "twice").read_text() == "hellohello"
 
 
+def test_what_will_come_out_has_a_place_before_the_command_starts(tmp_path: Path) -> None:
+    trialyard(
+        "sandbox", "run", "--download", f"/results/deep:{tmp_path}/folder",
+        "--download", f"/made/one.txt:{tmp_path}/one.txt", "--",
+        "sh", "-c", "echo a > /results/deep/a && echo b > /made/one.txt",
+    )  # fmt: skip
+    assert (tmp_path / "folder" / "a").read_text() == "a\n"
+    assert (tmp_path / "one.txt").read_text() == "b\n"
+
+
+def test_the_result_stands_when_nothing_can_come_out(tmp_path: Path) -> None:
+    [result] = json_lines(
+        trialyard(
+            "sandbox",
+            "run",
+            "--json",
+            "--memory",
+            "64M",
+            "--download",
+            f"/out:{tmp_path}/out",
+            "--",
+            "python3",
+            "-c",
+            "x = b'x' * (1 << 30)",
+        )
+    )
+    assert result["status"] == "oom"
+    assert "gone" in result["downloads"][0]["error"]
+
+
+def test_an_upload_to_where_nobody_writes_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("x")
+    trialyard("sandbox", "run", "--upload", f"{tmp_path}/in.txt:/usr/x", "--", "true", code=2)
+
+
 def test_the_reference_is_worth_one_and_nothing_is_worth_less(task: Path) -> None:
     [gold] = json_lines(trialyard("grade", str(task), "--solution", "gold", "--json"))
     assert (gold["status"], gold["reward"], gold["passed"]) == ("graded", 1.0, True)

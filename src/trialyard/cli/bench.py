@@ -2,13 +2,14 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import trialyard
 from trialyard.cli.command import Commands, add_command, add_json, print_json
-from trialyard.core.errors import NotFoundError
+from trialyard.core.errors import NotFoundError, UserError
 
 
 def register(commands: Commands) -> None:
@@ -16,15 +17,21 @@ def register(commands: Commands) -> None:
         commands,
         "bench",
         "run a benchmark, with its comparison, and say what was met",
-        examples="  trialyard bench sandbox\n  trialyard bench all --json\n",
+        examples="  trialyard bench sandbox\n  trialyard bench density --boxes 10000\n"
+        "  trialyard bench all --json\n",
         handler=bench,
     )
     parser.add_argument("name", metavar="NAME", help="a file of benchmarks/, or all")
+    parser.add_argument("--boxes", type=int, metavar="N", help="how many boxes (density)")
     add_json(parser)
 
 
 def bench(arguments: argparse.Namespace) -> int:
     """Exit 0 when it ran, whatever was met."""
+    if arguments.boxes is not None:
+        if arguments.boxes < 1:
+            raise UserError(f"--boxes {arguments.boxes}: must be at least 1")
+        os.environ["TRIALYARD_BENCH_BOXES"] = str(arguments.boxes)
     directory = benchmarks_directory()
     known = sorted(path.stem for path in directory.glob("[a-z]*.py"))
     if arguments.name != "all" and arguments.name not in known:

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from trialyard.cli import sandbox_log, sandbox_table
 from trialyard.cli.command import Commands, add_command, add_json, print_json
+from trialyard.cli.sandbox_files import Download, download, pair, prepare_download, upload
 from trialyard.core.errors import SandboxError, UserError
-from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox
+from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
 
 EXAMPLES = """\
   trialyard sandbox run -- python3 -c 'print(1)'
@@ -73,23 +74,31 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise UserError("sandbox run: no command; put it after --, e.g. -- python3 -c 'print(1)'")
     limits = _limits(arguments)
     try:
-        result = asyncio.run(_run(arguments, argv, limits))
+        result, downloads = asyncio.run(_run(arguments, argv, limits))
     except SandboxError as error:
         if isinstance(error, UserError):
             raise
         print(f"trialyard: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     if arguments.json:
-        print_json(result.to_json())
+        taken = {"downloads": [each.to_json() for each in downloads]} if downloads else {}
+        print_json(result.to_json() | taken)
         return 0
+    for each in downloads:
+        if each.error:
+            print(f"trialyard: --download {each.source}: {each.error}", file=sys.stderr)
     return _exit_code(result)
 
 
-async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -> ExecResult:
+async def _run(
+    arguments: argparse.Namespace, argv: list[str], limits: Limits
+) -> tuple[ExecResult, list[Download]]:
     from trialyard.run.wiring.boxes import open_pool
 
     stdin = _stdin(arguments.stdin)
-    environment = dict(_pair(text, "=", "--env") for text in arguments.env)
+    environment = dict(pair(text, "=", "--env") for text in arguments.env)
+    uploads = [pair(text, ":", "--upload") for text in arguments.upload]
+    wanted = [pair(text, ":", "--download") for text in arguments.download]
     async with (
         open_pool(
             max_boxes=1,
@@ -102,8 +111,10 @@ async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -
             image=arguments.image, limits=limits, owner="cli", workdir=arguments.workdir
         ) as sandbox,
     ):
-        for text in arguments.upload:
-            await _upload(sandbox, *_pair(text, ":", "--upload"))
+        for source, target in uploads:
+            await upload(sandbox, source, target)
+        for source, _ in wanted:
+            await prepare_download(sandbox, source)
         result = await sandbox.run(
             argv,
             stdin=stdin,
@@ -111,43 +122,13 @@ async def _run(arguments: argparse.Namespace, argv: list[str], limits: Limits) -
             timeout_s=arguments.timeout,
             on_output=None if arguments.json else _stream,
         )
-        for text in arguments.download:
-            await _download(sandbox, *_pair(text, ":", "--download"))
-    return result
+        return result, [await download(sandbox, source, target) for source, target in wanted]
 
 
 def _stream(name: Literal["stdout", "stderr"], data: bytes) -> None:
     stream = sys.stdout if name == "stdout" else sys.stderr
     stream.buffer.write(data)
     stream.buffer.flush()
-
-
-async def _upload(sandbox: Sandbox, source: str, target: str) -> None:
-    path = Path(source)
-    if path.is_dir():
-        files = {
-            str(file.relative_to(path)): file.read_bytes()
-            for file in sorted(path.rglob("*"))
-            if file.is_file() and not file.is_symlink()
-        }
-        await sandbox.upload(files, directory=target)
-    elif path.is_file():
-        await sandbox.write(target, path.read_bytes(), mode=path.stat().st_mode & 0o777)
-    else:
-        raise UserError(f"--upload {source}: no such file or folder")
-
-
-async def _download(sandbox: Sandbox, source: str, target: str) -> None:
-    entry = await sandbox.stat(source)
-    destination = Path(target)
-    if entry.kind != "directory":
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        destination.write_bytes(await sandbox.read(source))
-        return
-    for name, data in (await sandbox.download(source)).items():
-        file = destination / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
 
 
 def _stdin(source: str | None) -> bytes:
@@ -172,6 +153,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         "open_files": arguments.open_files,
         "output_bytes": parse_size(arguments.output_bytes, "--output-bytes"),
         "idle_s": arguments.idle_timeout,
+        "wall_s": max(Limits.model_fields["wall_s"].default, arguments.timeout + 60),
         "network": arguments.network,
         "enforcement": "best-effort" if arguments.best_effort else "strict",
         "bandwidth_bytes_per_s": (
@@ -192,13 +174,6 @@ def parse_size(text: str, flag: str) -> int:
     if not match:
         raise UserError(f"{flag} {text!r}: write a size such as 512M or 1G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _pair(text: str, separator: str, flag: str) -> tuple[str, str]:
-    left, found, right = text.partition(separator)
-    if not found or not left:
-        raise UserError(f"{flag} {text!r}: write LEFT{separator}RIGHT")
-    return left, right
 
 
 def _exit_code(result: ExecResult) -> int:

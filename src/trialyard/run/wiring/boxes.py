@@ -43,11 +43,27 @@ CACHE_DIRECTORY = Path("/var/cache/trialyard")
 MEMORY_OVERCOMMIT = 4
 """Boxes may be promised this many times the machine's memory together: few use all of theirs."""
 METRICS_FILE = "metrics.prom"
+_PYTEST_PLUGINS = [
+    "_argcomplete",
+    "faulthandler",
+    "helpconfig",
+    "junitxml",
+    "pastebin",
+    "setuponly",
+    "setupplan",
+    "skipping",
+    "threadexception",
+    "tracemalloc",
+    "unittest",
+    "unraisableexception",
+    "warnings",
+]
+"""Those of pytest's own that importing it does not import yet, but every run does."""
 WARM_IMPORTS = (
     WarmImport(trigger="values_runner", modules=("values_runner",), directory=GRADER),
     WarmImport(
         trigger="pytest_runner.py",
-        modules=("pytest", "_pytest.unittest", "_pytest.junitxml", "_pytest.skipping", "pdb"),
+        modules=("pytest", *map("_pytest.{}".format, _PYTEST_PLUGINS), "pdb"),
         directory=PYTEST,
     ),
 )
