@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
+from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.host import RUNTIME_DIRECTORY
 from trialyard.sandboxes.reclaim import list_owners, reap
 from trialyard.sandboxes.snapshot_files import SnapshotDirectory

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks._killed_owners import kill_owners
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
-from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
+from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.host import RUNTIME_DIRECTORY
 from trialyard.sandboxes.pool import NamespacePool
 

@@ -177,8 +177,8 @@ int supervise_oci(const struct oci_box *box) {
     pid_t pid = made_process();
     wait_for_init(socket);
     move(pid, box->groups, box->num_groups);
-    close(socket);
     become(box->owner);
     die_with(supervisor);
+    close(socket); /* PID 1 serves from now on, and nobody with a right is above it */
     return wait_for(pid);
 }

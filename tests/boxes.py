@@ -9,7 +9,7 @@ from pathlib import Path
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.backend import Backend
-from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
+from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend
 from trialyard.sandboxes.pool import NamespacePool

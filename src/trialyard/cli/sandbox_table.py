@@ -89,7 +89,7 @@ def _text(row: dict[str, Any], column: str) -> str:
 
 def reap_boxes(arguments: argparse.Namespace) -> int:
     """Exit 1 when something would not go. Boxes of living supervisors are never touched."""
-    from trialyard.sandboxes.cgroups import read_hierarchies
+    from trialyard.sandboxes.hierarchies import read_hierarchies
     from trialyard.sandboxes.reclaim import reap
 
     found = reap(_directory(arguments), read_hierarchies())

@@ -10,70 +10,27 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trialyard.core.errors import LimitUnsupported
 from trialyard.core.sandbox import Limits
+from trialyard.sandboxes.hierarchies import (
+    CONTROLLERS,
+    PARENT,
+    Hierarchy,
+    hand_down,
+    write_setting,
+)
 
-PARENT = "trialyard"
-CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
+_SWAP_LIMITS = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+"""Of version 1 and of version 2; a kernel without swap accounting has neither."""
 SETUP_PROCESSES = 1
 """bubblewrap's own process waits outside the box's pid namespace but in its cgroup."""
 SETUP_LIMITS = Limits(memory_bytes=256 << 20, pids=256)
 """For a program that sets a box up in groups of its own: many threads, little else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """One mounted cgroup tree and the controllers of ours that it has."""
-
-    root: Path
-    version: int
-    controllers: frozenset[str]
-
-
-def _v1_controllers(names: set[str]) -> frozenset[str]:
-    return frozenset(names & {"memory", "pids", "cpu", "cpuacct"})
-
-
-def find_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
-    """Hierarchies from the texts of /proc/self/mountinfo and /proc/self/cgroup.
-
-    The root of each mount is used where it can be written, so that the boxes of a dead
-    owner are found again whatever group their owner was in; else the own group.
-    """
-    own = {}
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path))
-    found = []
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        mount = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), before.split(" ")[4]))
-        names = _v1_controllers(set(options.split(","))) if kind == "cgroup" else frozenset()
-        path = own.get(min(names, default=""), "/")
-        root = mount if os.access(mount, os.W_OK) else mount / path.lstrip("/")
-        if kind == "cgroup2":
-            listed = root / "cgroup.controllers"
-            text = listed.read_text() if listed.exists() else ""
-            names = frozenset(text.split()) & {"memory", "pids", "cpu"}
-        if names:
-            found.append(Hierarchy(root, 1 if kind == "cgroup" else 2, frozenset(names)))
-    return found
-
-
-def _write(path: str, value: str | int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
 
 
 def _keyed(text: str, key: str) -> int:
@@ -88,36 +45,42 @@ def _plain(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """Where a number stands: file below the controller's directory, and how to read it."""
+    """Where a number stands: files below the controller's directory, the best first."""
 
     controller: str
-    file: str
+    files: tuple[str, ...]
     parse: Callable[[str], int]
 
 
+_PIDS: Mapping[str, _Counter] = {
+    "pids_peak": _Counter("pids", ("pids.peak", "pids.current"), _plain),
+    "pids_now": _Counter("pids", ("pids.current",), _plain),
+    "pids_refused": _Counter("pids", ("pids.events",), lambda t: _keyed(t, "max")),
+}
 _COUNTERS: Mapping[int, Mapping[str, _Counter]] = {
     1: {
-        "oom": _Counter("memory", "memory.oom_control", lambda t: _keyed(t, "oom_kill")),
-        "peak": _Counter("memory", "memory.max_usage_in_bytes", _plain),
-        "cpu": _Counter("cpuacct", "cpuacct.usage", lambda t: _plain(t) // 1000),
-        "pids_peak": _Counter("pids", "pids.peak", _plain),
-        "pids_now": _Counter("pids", "pids.current", _plain),
-        "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
+        **_PIDS,
+        "oom": _Counter("memory", ("memory.oom_control",), lambda t: _keyed(t, "oom_kill")),
+        "peak": _Counter("memory", ("memory.max_usage_in_bytes",), _plain),
+        "cpu": _Counter("cpuacct", ("cpuacct.usage",), lambda t: _plain(t) // 1000),
     },
     2: {
-        "oom": _Counter("memory", "memory.events", lambda t: _keyed(t, "oom_kill")),
-        "peak": _Counter("memory", "memory.peak", _plain),
-        "cpu": _Counter("cpu", "cpu.stat", lambda t: _keyed(t, "usage_usec")),
-        "pids_peak": _Counter("pids", "pids.peak", _plain),
-        "pids_now": _Counter("pids", "pids.current", _plain),
-        "pids_refused": _Counter("pids", "pids.events", lambda t: _keyed(t, "max")),
+        **_PIDS,
+        "oom": _Counter("memory", ("memory.events",), lambda t: _keyed(t, "oom_kill")),
+        "peak": _Counter("memory", ("memory.peak", "memory.current"), _plain),
+        "cpu": _Counter("cpu", ("cpu.stat",), lambda t: _keyed(t, "usage_usec")),
     },
 }
+_PEAKS = ("peak", "pids_peak")
 
 
 @dataclass(slots=True)
 class BoxCgroup:
-    """The directories of one box. Counters read 0 where the kernel keeps none."""
+    """The directories of one box. Counters read 0 where the kernel keeps none.
+
+    A kernel that keeps no peaks (of memory before 5.19, of processes before 6.1) is looked at
+    now and then, by `sample_peaks` too; what came and went between two looks is not seen.
+    """
 
     directories: Mapping[str, tuple[int, str]]
     """Controller -> (version, directory)."""
@@ -126,6 +89,7 @@ class BoxCgroup:
     not_enforced: frozenset[str] = frozenset()
     """Limits of the box for which this host has no controller."""
     _fds: dict[str, int] = field(default_factory=dict)
+    _highest: dict[str, int] = field(default_factory=dict)
 
     @property
     def _own_overhead(self) -> int:
@@ -144,13 +108,18 @@ class BoxCgroup:
                 continue
             fd = self._fds.get(name)
             if fd is None:
-                try:
-                    fd = os.open(f"{have[1]}/{counter.file}", os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    fd = -1
-                self._fds[name] = fd
-            return 0 if fd < 0 else counter.parse(os.pread(fd, 4096, 0).decode())
+                fd = self._fds[name] = _open_first(have[1], counter.files)
+            value = 0 if fd < 0 else counter.parse(os.pread(fd, 4096, 0).decode())
+            if name not in _PEAKS:
+                return value
+            self._highest[name] = max(value, self._highest.get(name, 0))
+            return self._highest[name]
         return 0
+
+    def sample_peaks(self) -> None:
+        """Take note of what is in use now."""
+        for name in _PEAKS:
+            self._read(name)
 
     def oom_kills(self) -> int:
         """Processes that the kernel killed because the box was out of memory."""
@@ -191,6 +160,14 @@ class BoxCgroup:
         return not left
 
 
+def _open_first(directory: str, names: Iterable[str]) -> int:
+    """The first file that is there, or -1."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    return -1
+
+
 def read_members(path: str) -> list[int]:
     """Pids of the processes in one cgroup, none when it is gone."""
     try:
@@ -201,10 +178,16 @@ def read_members(path: str) -> list[int]:
 
 
 def kill_members(path: str) -> None:
-    """SIGKILL to every process in one cgroup. Repeat until `remove_directory` succeeds."""
-    for pid in read_members(path):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """SIGKILL to every process in one cgroup. Repeat until `remove_directory` succeeds.
+
+    With version 2 the kernel kills them all at once, also those that are being forked.
+    """
+    try:
+        write_setting(f"{path}/cgroup.kill", "1")
+    except OSError:  # version 1, a kernel before 5.14, or the group is gone
+        for pid in read_members(path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def remove_directory(path: str) -> bool:
@@ -233,15 +216,20 @@ class CgroupParent:
         for hierarchy in hierarchies:
             names = hierarchy.controllers - self._directories.keys()
             directory = hierarchy.root / PARENT / owner
-            try:
-                _make_parent(directory, hierarchy)
-            except OSError as error:
-                self._refusals.append(f"cannot make the cgroup {directory}: {error.strerror}")
-            else:
-                self._directories |= {name: (hierarchy.version, str(directory)) for name in names}
-        self._has_swap_limit = "memory" in self._directories and (
-            Path(self._directories["memory"][1], "memory.memsw.limit_in_bytes").exists()
-        )
+            refused = _make_parent(directory, hierarchy.version, names) if names else {}
+            for name in names - refused.keys():
+                self._directories[name] = (hierarchy.version, str(directory))
+            self._refusals += sorted(f"{name} for {directory}: {refused[name]}" for name in refused)
+        self._optional = {
+            name: "memory" in self._directories
+            and Path(self._directories["memory"][1], name).exists()
+            for name in (*_SWAP_LIMITS, "memory.oom.group")
+        }
+
+    @property
+    def limits_swap(self) -> bool:
+        """Whether boxes can be kept out of the host's swap."""
+        return any(self._optional[name] for name in _SWAP_LIMITS)
 
     def not_enforced(self, limits: Limits) -> frozenset[str]:
         """Which of the limits cannot be enforced here, by the names that results use.
@@ -302,13 +290,14 @@ class CgroupParent:
         version, memory = box.directories.get("memory", (0, ""))
         if version == 1:
             yield f"{memory}/memory.limit_in_bytes", limits.memory_bytes
-            if self._has_swap_limit:
+            if self._optional["memory.memsw.limit_in_bytes"]:
                 yield f"{memory}/memory.memsw.limit_in_bytes", limits.memory_bytes
             yield f"{memory}/memory.swappiness", 0
         elif version == 2:
             yield f"{memory}/memory.max", limits.memory_bytes
-            yield f"{memory}/memory.swap.max", 0
-            yield f"{memory}/memory.oom.group", 1
+            for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
+                if self._optional[name]:
+                    yield f"{memory}/{name}", value
         version, pids = box.directories.get("pids", (0, ""))
         if version:
             yield f"{pids}/pids.max", limits.pids + overhead
@@ -329,24 +318,17 @@ class CgroupParent:
         return not left
 
 
-def _make_parent(directory: Path, hierarchy: Hierarchy) -> None:
+def _make_parent(directory: Path, version: int, names: Iterable[str]) -> dict[str, str]:
+    """Make an owner's group; the controllers that its boxes cannot have, and why."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # an owner that left removed the common parent
-        directory.mkdir(parents=True, exist_ok=True)
-    if hierarchy.version == 1:
-        return
-    for inner in (directory.parent.parent, directory.parent, directory):
-        have = (inner / "cgroup.subtree_control").read_text().split()
-        wanted = [
-            f"+{name}" for name in CONTROLLERS if name in hierarchy.controllers and name not in have
-        ]
-        if wanted:
-            _write(f"{inner}/cgroup.subtree_control", " ".join(wanted))
-
-
-def read_hierarchies() -> list[Hierarchy]:
-    """The hierarchies of this host."""
-    return find_hierarchies(
-        Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
-    )
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:  # an owner that left removed the common parent
+            directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return dict.fromkeys(names, error.strerror or str(error))
+    refused: dict[str, str] = {}
+    if version == 2:
+        for inner in (directory.parent.parent, directory.parent, directory):
+            refused |= hand_down(inner, set(names) - refused.keys())
+    return refused

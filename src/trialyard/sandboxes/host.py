@@ -15,7 +15,8 @@ from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.sandbox import Limits
 from trialyard.sandboxes.backend import Backend, BubblewrapBackend
-from trialyard.sandboxes.cgroups import CgroupParent, read_hierarchies
+from trialyard.sandboxes.cgroups import CgroupParent
+from trialyard.sandboxes.hierarchies import read_hierarchies
 from trialyard.sandboxes.native import native_program, zygote_library
 from trialyard.sandboxes.owner import Owner
 from trialyard.sandboxes.plan import (

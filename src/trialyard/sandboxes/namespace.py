@@ -168,6 +168,7 @@ class NamespaceSandbox:
 
     def counters(self) -> Counters:
         group = self._cgroup
+        group.sample_peaks()
         return Counters(
             group.cpu_us(), group.oom_kills(), group.pids_refused(), self._network.throttled
         )

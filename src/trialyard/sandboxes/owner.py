@@ -12,9 +12,10 @@ from pathlib import Path
 
 from trialyard.core.errors import ResourceExhausted, SandboxUnavailable
 from trialyard.sandboxes.box_table import BoxTable
-from trialyard.sandboxes.cgroups import Hierarchy
+from trialyard.sandboxes.hierarchies import PARENT, Hierarchy
 from trialyard.sandboxes.locks import lock_file
 from trialyard.sandboxes.reclaim import (
+    GROUPS_NAME,
     LOCK_NAME,
     TABLE_NAME,
     everybody_waits,
@@ -81,6 +82,8 @@ class Owner:
             with everybody_waits(root):
                 reclaim_dead_owners(root, hierarchies)
                 self.directory.mkdir(mode=0o755)
+                groups = [str(each.root / PARENT / name) for each in hierarchies]
+                (self.directory / GROUPS_NAME).write_text("".join(f"{g}\n" for g in groups))
                 self._lock = lock_file(self.directory / LOCK_NAME, wait=True)
                 self.table = BoxTable(self.directory / TABLE_NAME)
         except OSError as error:

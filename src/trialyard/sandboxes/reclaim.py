@@ -16,18 +16,15 @@ from pathlib import Path
 
 from trialyard.core.errors import SandboxUnavailable
 from trialyard.sandboxes.box_table import OwnerRecord, read_table
-from trialyard.sandboxes.cgroups import (
-    PARENT,
-    Hierarchy,
-    kill_members,
-    read_members,
-    remove_directory,
-)
+from trialyard.sandboxes.cgroups import kill_members, read_members, remove_directory
+from trialyard.sandboxes.hierarchies import PARENT, Hierarchy
 from trialyard.sandboxes.locks import is_locked, lock_file
 from trialyard.sandboxes.snapshot_files import SnapshotDirectory
 
 LOCK_NAME = "lock"
 TABLE_NAME = "boxes.jsonl"
+GROUPS_NAME = "groups"
+"""The cgroups of an owner: one that a service manager had delegated is found by no other way."""
 SNAPSHOTS_NAME = "snapshots"
 _RECLAIM_TIMEOUT_S = 5.0
 _MNT_DETACH = 2
@@ -118,15 +115,25 @@ def remove_unused_parents(hierarchies: list[Hierarchy]) -> None:
 
 def _reclaim(directory: Path, hierarchies: list[Hierarchy]) -> Reclaimed:
     boxes = tuple(box.id for box in read_table(directory / TABLE_NAME).boxes)
-    parents = [hierarchy.root / PARENT / directory.name for hierarchy in hierarchies]
+    parents = _parents_of(directory, hierarchies)
     groups = [group for parent in parents for group in _groups_below(parent)]
     processes = {pid for group in groups for pid in read_members(str(group))}
     mounts = _detach_mounts(directory)
     gone = _remove_groups(parents) and not _mounts_below(directory)
+    for parent in parents:
+        remove_directory(str(parent.parent))
     if gone:  # never through a mount into what is mounted there
         shutil.rmtree(directory, ignore_errors=True)
         gone = not directory.exists()
     return Reclaimed(directory.name, boxes, len(processes), len(groups), mounts, gone)
+
+
+def _parents_of(directory: Path, hierarchies: list[Hierarchy]) -> list[Path]:
+    """The groups of an owner, by its own record and where we would have made them."""
+    recorded = directory / GROUPS_NAME
+    lines = recorded.read_text().splitlines() if recorded.exists() else []
+    here = [hierarchy.root / PARENT / directory.name for hierarchy in hierarchies]
+    return list(dict.fromkeys([*map(Path, lines), *here]))
 
 
 def _groups_below(parent: Path) -> list[Path]:

@@ -1,25 +1,22 @@
-"""Control groups: which hierarchies are found, what is written, what is read, on v1 and v2.
+"""Control groups of boxes: what is written and what is read, on version 1 and 2.
 
-The second version is tested on a directory that looks like it: these hosts have the first.
+Both are played by directories that look like them; `make test-cgroup2` tries the second.
 """
 
 import itertools
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from trialyard.core.errors import LimitUnsupported
 from trialyard.core.sandbox import Limits
-from trialyard.sandboxes.cgroups import CgroupParent, Hierarchy, find_hierarchies
+from trialyard.sandboxes.cgroups import CgroupParent, kill_members
+from trialyard.sandboxes.hierarchies import Hierarchy
 
 LIMITS = Limits(cpus=0.5, memory_bytes=64 << 20, pids=32)
-
-
-def mountinfo(*lines: tuple[str, str, str]) -> str:
-    return "".join(
-        f"{30 + i} 25 0:{i} / {point} rw,relatime shared:{i} - {kind} cgroup rw,{options}\n"
-        for i, (point, kind, options) in enumerate(lines)
-    )
 
 
 def v1_roots(tmp_path: Path) -> dict[str, Path]:
@@ -27,31 +24,6 @@ def v1_roots(tmp_path: Path) -> dict[str, Path]:
     for root in roots.values():
         root.mkdir()
     return roots
-
-
-def test_version_1_controllers_are_found_where_they_are_mounted(tmp_path: Path) -> None:
-    roots = v1_roots(tmp_path)
-    text = mountinfo(*((str(path), "cgroup", name) for name, path in roots.items()))
-    found = {h.root: h.controllers for h in find_hierarchies(text, "3:memory:/own\n")}
-    assert found == {
-        roots["memory"]: {"memory"},
-        roots["pids"]: {"pids"},
-        roots["cpu,cpuacct"]: {"cpu", "cpuacct"},
-    }
-
-
-def test_an_empty_version_2_tree_beside_version_1_gives_nothing(tmp_path: Path) -> None:
-    unified = tmp_path / "unified"
-    unified.mkdir()
-    (unified / "cgroup.controllers").write_text("\n")
-    assert find_hierarchies(mountinfo((str(unified), "cgroup2", "x")), "0::/\n") == []
-
-
-def test_version_2_controllers_come_from_its_own_list(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
-    [found] = find_hierarchies(mountinfo((str(tmp_path), "cgroup2", "x")), "0::/a\n")
-    assert (found.root, found.version) == (tmp_path, 2)
-    assert found.controllers == {"cpu", "memory", "pids"}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -96,6 +68,8 @@ def v2(tmp_path: Path) -> CgroupParent:
     for inner in (tmp_path, tmp_path / "trialyard", tmp_path / "trialyard" / "me"):
         inner.mkdir(exist_ok=True)
         (inner / "cgroup.subtree_control").write_text("")
+    for name in ("memory.swap.max", "memory.oom.group"):
+        (inner / name).write_text("")
     return CgroupParent([Hierarchy(tmp_path, 2, frozenset({"memory", "pids", "cpu"}))], "me")
 
 
@@ -142,6 +116,49 @@ def test_a_counter_that_the_kernel_lacks_reads_zero(v2: CgroupParent, tmp_path: 
     box, _ = v2.prepare("u1", LIMITS)
     (tmp_path / "trialyard" / "me" / "u1").mkdir()
     assert box.memory_peak_bytes() == box.pids_peak() == box.oom_kills() == 0
+
+
+def test_settings_that_the_kernel_lacks_are_left_out(v2: CgroupParent, tmp_path: Path) -> None:
+    """Without swap accounting there is no memory.swap.max, and a write to it would fail."""
+    assert v2.limits_swap
+    owner = tmp_path / "trialyard" / "me"
+    for name in ("memory.swap.max", "memory.oom.group"):
+        (owner / name).unlink()
+    parent = CgroupParent([Hierarchy(tmp_path, 2, frozenset({"memory", "pids", "cpu"}))], "me")
+    assert not parent.limits_swap
+    _, steps = parent.prepare("u1", LIMITS)
+    names = [Path(word).name for flag, word in itertools.pairwise(steps) if flag == "--set"]
+    assert names == ["memory.max", "pids.max", "cpu.max"]
+
+
+def test_peaks_that_the_kernel_does_not_keep_are_those_that_were_seen(
+    v2: CgroupParent, tmp_path: Path
+) -> None:
+    box, _ = v2.prepare("u1", LIMITS)
+    group = tmp_path / "trialyard" / "me" / "u1"
+    group.mkdir()
+    for memory, pids in ((100, 3), (700, 9), (50, 2)):
+        (group / "memory.current").write_text(f"{memory}\n")
+        (group / "pids.current").write_text(f"{pids}\n")
+        box.sample_peaks()
+    assert (box.memory_peak_bytes(), box.pids_peak(), box.pids_now()) == (700, 8, 1)
+    box.close_counters()
+
+
+def test_the_kernel_kills_a_whole_group_where_it_can(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.kill").write_text("")
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    kill_members(str(tmp_path))
+    assert (tmp_path / "cgroup.kill").read_text() == "1"
+
+
+def test_elsewhere_each_member_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (tmp_path / "cgroup.procs").write_text(f"0\n{process.pid}\n")
+        kill_members(str(tmp_path))
+        assert process.wait(10) == -signal.SIGKILL
+    kill_members(str(tmp_path))
+    kill_members(str(tmp_path / "gone"))
 
 
 def test_version_1_has_a_directory_for_each_hierarchy(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.boxes import PYTHON, namespace_pool, processes_of_uid
 from trialyard.core.errors import LimitUnsupported, SandboxLost
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
-from trialyard.sandboxes.cgroups import read_hierarchies
+from trialyard.sandboxes.hierarchies import read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 

@@ -9,7 +9,7 @@ import pytest
 
 from trialyard.core.errors import ResourceExhausted
 from trialyard.sandboxes import owner as owner_module
-from trialyard.sandboxes.cgroups import Hierarchy
+from trialyard.sandboxes.hierarchies import Hierarchy
 from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator
 from trialyard.sandboxes.reclaim import reclaim_dead_owners
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ import pytest
 from tests.boxes import groups_of, namespace_pool, processes_of_owner
 from trialyard.cli.main import main
 from trialyard.core.sandbox import Limits
-from trialyard.sandboxes.cgroups import Hierarchy
+from trialyard.sandboxes.hierarchies import Hierarchy
 from trialyard.sandboxes.owner import Owner
 from trialyard.sandboxes.reclaim import list_owners, reap
 
 KIND = ("host", Limits(), "/work", "user")
 
 
-def dead_owner(root: Path, tree: Path, name: str = "dead") -> Path:
+def dead_owner(
+    root: Path, tree: Path, name: str = "dead", hierarchies: Sequence[Hierarchy] = ()
+) -> Path:
     """An owner whose process is gone, with a box in its table and a cgroup."""
-    owner = Owner(root, name, [])
+    owner = Owner(root, name, list(hierarchies))
     owner.table.starting("box-1", KIND, 7, 0.0)
     owner.table.close()
     owner.uids.close()
@@ -88,6 +91,15 @@ def test_what_would_not_go_stays_for_the_next_sweep(
     stuck.rmdir()
     assert [each.gone for each in reap(root, hierarchies)] == [True]
     assert not directory.exists()
+
+
+def test_groups_are_found_that_were_delegated_to_the_dead_owner_alone(tmp_path: Path) -> None:
+    root, service, mine = (tmp_path / name for name in ("run", "service", "mine"))
+    directory = dead_owner(root, service, hierarchies=[Hierarchy(service, 2, frozenset())])
+    [reaped] = reap(root, [Hierarchy(mine, 2, frozenset({"memory"}))])
+    assert (reaped.groups, reaped.gone) == (1, True)
+    assert not directory.exists()
+    assert list(service.iterdir()) == []
 
 
 async def test_the_list_shows_each_box_from_another_process() -> None:

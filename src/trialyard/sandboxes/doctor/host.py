@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trialyard.sandboxes.backend import find_bubblewrap
-from trialyard.sandboxes.cgroups import CONTROLLERS, read_hierarchies
+from trialyard.sandboxes.cgroups import CgroupParent
 from trialyard.sandboxes.doctor.finding import Finding, attempt
+from trialyard.sandboxes.hierarchies import CONTROLLERS, read_hierarchies
 from trialyard.sandboxes.host import check_privilege
 from trialyard.sandboxes.native import native_program
 from trialyard.sandboxes.owner import UID_BASE
@@ -164,8 +165,8 @@ def _swap() -> Finding:
 
 
 def _swap_is_limited() -> bool:
-    for hierarchy in read_hierarchies():
-        if "memory" in hierarchy.controllers:
-            names = ("memory.memsw.limit_in_bytes", "*/memory.swap.max")
-            return any(any(hierarchy.root.glob(name)) for name in names)
-    return False
+    parent = CgroupParent(read_hierarchies(), f"doctor-{os.getpid()}")
+    try:
+        return parent.limits_swap
+    finally:
+        parent.remove()
