@@ -302,7 +302,7 @@ static void bind_shm(const char *path) {
 static void mount_devpts(const char *path) {
     int fd = open_in_tree(path, O_PATH | O_DIRECTORY);
     if (fd < 0 || mount("devpts", path_of(fd), "devpts", MS_NOSUID | MS_NOEXEC,
-                        "newinstance,ptmxmode=0666,mode=0620") < 0)
+                        "newinstance,ptmxmode=0666,mode=0620,max=64") < 0)
         fail("mount devpts");
     close(fd);
 }

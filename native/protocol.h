@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { PROTOCOL_VERSION = 2, CONTROL_FD = 3, MAX_REQUEST = 160 * 1024 };
+enum { PROTOCOL_VERSION = 3, CONTROL_FD = 3, MAX_REQUEST = 160 * 1024 };
 
 /* Hard limit of RLIMIT_LOCKS of command N is LOCKS_MARKER - N: see init.c. */
 static const uint64_t LOCKS_MARKER = 1ULL << 40;
@@ -16,12 +16,24 @@ static const uint64_t LOCKS_MARKER = 1ULL << 40;
 enum request_op { REQUEST_RUN = 1, REQUEST_KILL = 2, REQUEST_SIGNAL = 3 };
 enum reply_op { REPLY_HELLO = 1, REPLY_EXITED = 2, REPLY_KILLED = 3 };
 
-/* RUN: body = cwd, argv and env as NUL-terminated strings; descriptors by SCM_RIGHTS:
- * [stdin] stdout stderr [memfd holding the body]. */
-enum { FLAG_STDIN = 1, FLAG_BODY_IN_MEMFD = 2, FLAG_SHARED = 4 };
+/* RUN: body = cwd, argv, env and supplementary groups as NUL-terminated strings; descriptors
+ * by SCM_RIGHTS: [stdin] stdout stderr, those that go to first_extra_fd and up, [memfd holding
+ * the body]. FLAG_TERMINAL: stdin becomes the controlling terminal. FLAG_USER: become uid, gid
+ * and the groups before the start. */
+enum {
+    FLAG_STDIN = 1,
+    FLAG_BODY_IN_MEMFD = 2,
+    FLAG_SHARED = 4,
+    FLAG_TERMINAL = 8,
+    FLAG_USER = 16
+};
 
-/* KILL: FLAG_ALONE when nothing but this command has run in the box meanwhile. */
-enum { FLAG_ALONE = 1 };
+/* KILL: FLAG_ALONE when nothing but this command has run in the box meanwhile; FLAG_IN_SHELL
+ * for a command of a shell, whose leader (of command `shell`) stays. */
+enum { FLAG_ALONE = 1, FLAG_IN_SHELL = 2 };
+
+/* SIGNAL: FLAG_LEADER_ONLY, not its whole process group. */
+enum { FLAG_LEADER_ONLY = 1 };
 
 struct request {
     uint32_t op;
@@ -31,6 +43,11 @@ struct request {
     uint32_t envc;
     uint32_t body_bytes;
     int32_t signal;
+    uint32_t shell;
+    uint32_t first_extra_fd;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t num_groups;
 } __attribute__((packed));
 
 /* To a zygote: descriptors are init's pidfd, [stdin], stdout, stderr; the body begins with

@@ -17,7 +17,9 @@ TrialyardError
 │   ├── LimitUnsupported    the host cannot enforce a limit
 │   ├── ResourceExhausted   no room now
 │   ├── FileAccessError  a path inside the box could not be read or written
-│   └── SnapshotRefused  a box holds what no snapshot can, or more than one may
+│   ├── SnapshotRefused  a box holds what no snapshot can, or more than one may
+│   ├── ShellEnded       a shell session exited, was replaced or was killed
+│   └── StdinClosed      bytes for a process that takes none any more
 ├── PolicyError          the policy could not answer
 │   └── ContextOverflow  prompt and budget do not fit the context window
 ├── GraderError          grading itself broke
@@ -81,6 +83,32 @@ class FileAccessError(SandboxError, OSError):
 
 class SnapshotRefused(SandboxError):
     """A box holds what no snapshot can, or more than one may; the message names the limit."""
+
+
+class ShellEnded(SandboxError):
+    """A shell session is over; `exit_code` or `signal` say how its process ended.
+
+    `stdout` and `stderr` are the output of the command that was running then.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        stdout: bytes = b"",
+        stderr: bytes = b"",
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class StdinClosed(SandboxError, UserError):
+    """Bytes for a process whose stdin was not asked for, was closed, or that nobody reads."""
 
 
 class PolicyError(TrialyardError):

@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
 from trialyard.core.network import Network, NetworkAttempt
 from trialyard.core.record import Record
+
+if TYPE_CHECKING:
+    from trialyard.core.process import Process, PtySize
 
 
 class Limits(Record):
@@ -150,15 +153,37 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        user: str | int | None = None,
         timeout_s: float | None = None,
         on_output: OutputCallback | None = None,
     ) -> ExecResult:
-        """Run one command and wait for its leader to exit.
+        """Run one command and wait for its leader to exit: `start`, then `wait`.
 
         At a time-out every descendant is dead before this returns, and the output so
         far is in the result. `env` is the whole environment (PATH, HOME, LANG and
-        OMP_NUM_THREADS get defaults). Cancelling the call kills the command. Raises
-        `SandboxLost`, or `UserError` for an empty argv, NUL bytes or a cwd outside.
+        OMP_NUM_THREADS get defaults). `user` is a name or number of the box's own; a box
+        without root inside has but one. Cancelling the call kills the command. Raises
+        `SandboxLost`, or `UserError` for an empty argv, NUL bytes, a cwd outside or a user
+        that cannot be.
+        """
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        pty: "PtySize | None" = None,
+        on_output: OutputCallback | None = None,
+    ) -> "Process":
+        """Start one command and do not wait for it. It ends with its box at the latest.
+
+        With `stdin` None its stdin stays open for `Process.write`. With `pty` it runs on a
+        terminal of that size, which `stdin` is typed on and which stays open; it may take
+        input as long as it runs. Otherwise as `run`.
         """
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:

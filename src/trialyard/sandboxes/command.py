@@ -1,6 +1,6 @@
 """One command in a box: its streams, its clocks, and the verdict on how it ended.
 
-A state machine driven by callbacks (PID 1's replies, pipes, one timer); `done` resolves once.
+A state machine driven by callbacks (PID 1's replies, pipes, timers); `done` resolves once.
 The status follows from what the supervisor did and what the cgroup counted; PID 1 is asked
 only for the leader's wait status.
 """
@@ -9,13 +9,16 @@ import asyncio
 import errno
 import os
 import signal as signals
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from trialyard.core.errors import SandboxLost
-from trialyard.core.sandbox import ExecResult, ExecStatus, ExecUsage, Limits, OutputCallback
+from trialyard.core.sandbox import ExecResult, ExecStatus, OutputCallback
+from trialyard.sandboxes.box_view import BoxView
+from trialyard.sandboxes.clocks import OUT_OF_MEMORY, Clocks
+from trialyard.sandboxes.meter import Ending, Meter, Output
 from trialyard.sandboxes.protocol import Reply
-from trialyard.sandboxes.streams import InputStream, OutputStream
+from trialyard.sandboxes.streams import Ends, InputStream, OutputStream
 
 OUTPUT_KILL_FACTOR = 16
 OUTPUT_KILL_FLOOR_BYTES = 64 << 10
@@ -26,48 +29,38 @@ SIGKILL_GRACE_S = 0.05
 whole box: wait this long for the box itself to go."""
 KILL_TIMEOUT_S = 2.0
 """PID 1 must have killed a command by then, or the box goes."""
-POLL_S = 0.5
-"""How often a long command is checked for memory and CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Box-wide counts at one moment."""
+class CommandOptions:
+    """How a command is to be treated, apart from what it is."""
 
-    cpu_us: int
-    oom_kills: int
-    pids_refused: int
-    throttled: int = 0
-    """How often traffic had to wait for bandwidth."""
+    stdin: bytes = b""
+    stdin_stays_open: bool = False
+    """For more to be written to it."""
+    timeout_s: float | None = None
+    idle_s: float | None = None
+    output_bytes: int = 0
+    """Kept of each stream."""
+    on_output: OutputCallback | None = None
 
 
-class BoxView(Protocol):
-    """What a command needs of its box."""
-
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-    def counters(self) -> Counters: ...
-    def peaks(self) -> tuple[int, int]: ...
-    def full(self) -> frozenset[str]: ...
-    def wall_left_s(self) -> float: ...
-    def cpu_used_s(self, now: Counters) -> float: ...
-    def ask_kill(self, id: int) -> None: ...
-    def destroy(self, why: str) -> None: ...
+def kill_above_bytes(output_bytes: int) -> int:
+    """A stream that gave more than this ends its command."""
+    return max(OUTPUT_KILL_FLOOR_BYTES, OUTPUT_KILL_FACTOR * output_bytes)
 
 
 class Command:
-    """A command that was or will be sent to PID 1."""
+    """A command that was or will be sent to PID 1. It owns the ends that are ours."""
 
     def __init__(
         self,
         box: BoxView,
         id: int,
+        ends: Ends,
+        options: CommandOptions,
         *,
-        stdin: bytes,
-        timeout_s: float | None,
-        on_output: OutputCallback | None,
+        ask_kill: Callable[["Command"], None],
         forked: bool = False,
     ) -> None:
         self.id = id
@@ -75,36 +68,46 @@ class Command:
         """Started by a zygote, which reports its end; PID 1 only kills it."""
         self._box = box
         self._loop = box.loop
+        self._ask_kill = ask_kill
+        self.ends = ends
         self.done: asyncio.Future[ExecResult] = self._loop.create_future()
-        self._on_output = on_output
+        self.done.add_done_callback(_look_at)
+        self._on_output = options.on_output
         self._callback_error: BaseException | None = None
-        self._started_s = self._last_output_s = self._loop.time()
-        self._deadline_s = self._started_s + (float("inf") if timeout_s is None else timeout_s)
-        self._before = box.counters()
         self._reason: ExecStatus | None = None
         self._limits_hit: set[str] = set()
         self._wait_status: int | None = None
         self._start_errno = 0
         self._all_dead = False
-        keep = box.limits.output_bytes
-        self._kill_above_bytes = max(OUTPUT_KILL_FLOOR_BYTES, OUTPUT_KILL_FACTOR * keep)
-        self.stdout = self._stream("stdout", keep)
-        self.stderr = self._stream("stderr", keep)
-        self.stdin = InputStream(self._loop, stdin) if stdin or forked else None
-        self._timer = self._loop.call_later(self._next_check_s(), self._check)
+        self._grace: asyncio.TimerHandle | None = None
+        self._meter = Meter(box)
+        self._clocks = Clocks(
+            box,
+            timeout_s=options.timeout_s,
+            idle_s=options.idle_s,
+            on_over=lambda limit: self.kill(ExecStatus.TIMEOUT, limit),
+        )
+        self._kill_above_bytes = kill_above_bytes(options.output_bytes)
+        self.stdout = self._stream("stdout", ends.stdout_fd, options.output_bytes)
+        self.stderr = self._stream("stderr", ends.stderr_fd, options.output_bytes)
+        self.stdin: InputStream | None = None
+        if ends.stdin_fd >= 0:
+            self.stdin = InputStream(
+                self._loop, ends.stdin_fd, options.stdin, stay_open=options.stdin_stays_open
+            )
 
-    def _stream(self, name: str, keep_bytes: int) -> OutputStream:
+    def _stream(self, name: str, fd: int, keep_bytes: int) -> OutputStream:
         stream: OutputStream
 
         def on_chunk(kept: bytes) -> None:
-            self._last_output_s = self._loop.time()
+            self._clocks.output_came()
             if self._on_output is not None and kept:
                 self._call_back(name, kept)
             if stream.total_bytes > self._kill_above_bytes:
                 self.kill(ExecStatus.OUTPUT_LIMIT, "output")
 
         stream = OutputStream(
-            self._loop, keep_bytes=keep_bytes, on_chunk=on_chunk, on_end=self._finish_if_ended
+            self._loop, fd, keep_bytes=keep_bytes, on_chunk=on_chunk, on_end=self._finish_if_ended
         )
         return stream
 
@@ -117,47 +120,11 @@ class Command:
             self._on_output = None
             self.kill(ExecStatus.CANCELLED)
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors that PID 1 gets with the request."""
-        stdin = [self.stdin.read_fd] if self.stdin else []
-        return [*stdin, self.stdout.write_fd, self.stderr.write_fd]
-
-    def handed_over(self) -> None:
-        """The request is on its way: PID 1 holds the descriptors."""
-        self.stdout.close_write_end()
-        self.stderr.close_write_end()
-        if self.stdin:
-            self.stdin.close_read_end()
-
-    # --- clocks -------------------------------------------------------------------------
-
-    def _next_check_s(self) -> float:
-        now_s = self._loop.time()
-        limits = self._box.limits
-        waits = [POLL_S, self._box.wall_left_s(), self._deadline_s - now_s]
-        if limits.idle_s is not None:
-            waits.append(self._last_output_s + limits.idle_s - now_s)
-        if limits.cpu_s is not None:
-            left_s = limits.cpu_s - self._box.cpu_used_s(self._before)
-            waits.append(max(0.02, left_s / limits.cpus))
-        return max(0.001, min(waits))
-
-    def _check(self) -> None:
-        now_s = self._loop.time()
-        limits = self._box.limits
-        now = self._box.counters()
-        if now.oom_kills > 0:
-            self._box.destroy("it ran out of memory")
-            return
-        if now_s >= self._deadline_s or self._box.wall_left_s() <= 0:
-            self.kill(ExecStatus.TIMEOUT, "wall")
-        elif limits.idle_s is not None and now_s - self._last_output_s >= limits.idle_s:
-            self.kill(ExecStatus.TIMEOUT, "idle")
-        elif limits.cpu_s is not None and self._box.cpu_used_s(now) >= limits.cpu_s:
-            self.kill(ExecStatus.TIMEOUT, "cpu")
-        else:
-            self._timer = self._loop.call_later(self._next_check_s(), self._check)
+    def never_started(self) -> None:
+        """The request did not go out: give everything back. For a caller that left."""
+        self.ends.close_given()
+        self._release()
+        self.done.cancel()
 
     def kill(self, reason: ExecStatus, limit: str | None = None) -> None:
         """End the command and all that it started. The first reason stands."""
@@ -166,11 +133,17 @@ class Command:
         self._reason = reason
         if limit is not None:
             self._limits_hit.add(limit)
-        self._timer.cancel()
-        self._timer = self._loop.call_later(
-            KILL_TIMEOUT_S, self._box.destroy, "its PID 1 did not kill a command in time"
-        )
-        self._box.ask_kill(self.id)
+        self._clocks.stop()
+        self._wait_for(KILL_TIMEOUT_S, self._not_killed)
+        self._ask_kill(self)
+
+    def _not_killed(self) -> None:
+        self._box.destroy("its PID 1 did not kill a command in time")
+
+    def _wait_for(self, delay_s: float, then: Callable[[], None]) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        self._grace = self._loop.call_later(delay_s, then)
 
     # --- replies ------------------------------------------------------------------------
 
@@ -184,23 +157,24 @@ class Command:
             if self._all_dead:
                 self.killed()
             return
-        self._timer.cancel()
+        self._clocks.stop()
         if os.WIFSIGNALED(reply.wait_status) and os.WTERMSIG(reply.wait_status) == signals.SIGKILL:
-            self._timer = self._loop.call_later(SIGKILL_GRACE_S, self._after_sigkill)
+            self._wait_for(SIGKILL_GRACE_S, self._after_sigkill)
         else:
             self._after_exit()
 
     def _after_sigkill(self) -> None:
         if self._box.counters().oom_kills > 0:
-            self._box.destroy("it ran out of memory")
+            self._box.destroy(OUT_OF_MEMORY)
         else:
             self._after_exit()
 
     def _after_exit(self) -> None:
         self.stdout.drain()
         self.stderr.drain()
-        if not self._maybe_finish() and not self.done.done():
-            self._timer = self._loop.call_later(HELD_PIPE_GRACE_S, self._finish)
+        self._finish_if_ended()
+        if not self.done.done() and self._reason is None:
+            self._wait_for(HELD_PIPE_GRACE_S, self._finish)
 
     def killed(self) -> None:
         """PID 1 says that all of the command is dead."""
@@ -212,14 +186,9 @@ class Command:
         self._finish()
 
     def _finish_if_ended(self) -> None:
-        self._maybe_finish()
-
-    def _maybe_finish(self) -> bool:
         ended = self.stdout.ended and self.stderr.ended
         if ended and self._wait_status is not None and self._reason is None:
             self._finish()
-            return True
-        return False
 
     def box_ended(self, lost: SandboxLost, *, out_of_memory: bool) -> None:
         """The whole box is dead: by our hand, of memory, or somebody else's."""
@@ -236,7 +205,9 @@ class Command:
     # --- the end ------------------------------------------------------------------------
 
     def _release(self) -> None:
-        self._timer.cancel()
+        self._clocks.stop()
+        if self._grace is not None:
+            self._grace.cancel()
         self.stdout.close()
         self.stderr.close()
         if self.stdin:
@@ -252,53 +223,30 @@ class Command:
             return
         if after.oom_kills > 0:
             out_of_memory = True
-            self._box.destroy("it ran out of memory")
-        self.done.set_result(self._result(after, out_of_memory))
+            self._box.destroy(OUT_OF_MEMORY)
+        stdout, stderr = self.stdout.output, self.stderr.output
+        ending = self._ending(out_of_memory)
+        if self._start_errno and ending.status is ExecStatus.EXITED:
+            kept = stderr.kept + f"cannot start: {os.strerror(self._start_errno)}\n".encode()
+            stderr = Output(kept, max(stderr.total_bytes, len(kept)))
+        self.done.set_result(self._meter.result(ending, stdout, stderr, after))
 
-    def _result(self, after: Counters, out_of_memory: bool) -> ExecResult:
-        hit = set(self._limits_hit) | self._box.full()
-        limit = self._box.limits.output_bytes
-        if self.stdout.total_bytes > limit or self.stderr.total_bytes > limit:
-            hit.add("output")
-        if after.pids_refused > self._before.pids_refused:
-            hit.add("pids")
-        if after.throttled > self._before.throttled:
-            hit.add("network")
-        limit_s = self._box.limits.cpu_s
-        if self._reason is None and limit_s and self._box.cpu_used_s(after) >= limit_s:
-            self._reason = ExecStatus.TIMEOUT  # it ended between two looks at the clock
-            hit.add("cpu")
-        status, exit_code, signal = self._status(out_of_memory)
-        if status is ExecStatus.OOM:
-            hit.add("memory")
-        stderr = self.stderr.kept
-        if self._start_errno and status is ExecStatus.EXITED:
-            exit_code = 127 if self._start_errno in (errno.ENOENT, errno.ENOTDIR) else 126
-            stderr += f"cannot start: {os.strerror(self._start_errno)}\n".encode()
-        memory_peak_bytes, pids_peak = self._box.peaks()
-        return ExecResult(
-            status=status,
-            exit_code=exit_code,
-            signal=signal,
-            stdout=self.stdout.kept,
-            stderr=stderr,
-            stdout_bytes=self.stdout.total_bytes,
-            stderr_bytes=max(self.stderr.total_bytes, len(stderr)),
-            limits_hit=frozenset(hit),
-            usage=ExecUsage(
-                wall_s=self._loop.time() - self._started_s,
-                cpu_s=max(0, after.cpu_us - self._before.cpu_us) / 1e6,
-                memory_peak_bytes=memory_peak_bytes,
-                pids_peak=pids_peak,
-            ),
-        )
-
-    def _status(self, out_of_memory: bool) -> tuple[ExecStatus, int | None, int | None]:
+    def _ending(self, out_of_memory: bool) -> Ending:
+        hit = frozenset(self._limits_hit)
         if out_of_memory:
-            return ExecStatus.OOM, None, None
+            return Ending(ExecStatus.OOM, limits_hit=hit)
         if self._reason is not None:
-            return self._reason, None, None
+            return Ending(self._reason, limits_hit=hit)
         status = self._wait_status or 0
         if os.WIFSIGNALED(status):
-            return ExecStatus.SIGNALED, None, os.WTERMSIG(status)
-        return ExecStatus.EXITED, os.WEXITSTATUS(status), None
+            return Ending(ExecStatus.SIGNALED, signal=os.WTERMSIG(status))
+        if self._start_errno:
+            missing = self._start_errno in (errno.ENOENT, errno.ENOTDIR)
+            return Ending(ExecStatus.EXITED, exit_code=127 if missing else 126)
+        return Ending(ExecStatus.EXITED, exit_code=os.WEXITSTATUS(status))
+
+
+def _look_at(done: asyncio.Future[ExecResult]) -> None:
+    """Nobody has to wait for a background command; its box's end is no surprise then."""
+    if not done.cancelled():
+        done.exception()

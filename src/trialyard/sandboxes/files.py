@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from trialyard.core.errors import FileAccessError, UserError
+from trialyard.core.process import PtySize
 from trialyard.core.sandbox import FileStat
 from trialyard.sandboxes.identity import (
     RESOLVE_BENEATH,
@@ -24,6 +25,8 @@ from trialyard.sandboxes.identity import (
     acting_as,
     open_in_root,
 )
+from trialyard.sandboxes.streams import Ends
+from trialyard.sandboxes.terminal import terminal_ends
 
 MAX_DEPTH = 64
 _MAX_ENTRIES = 65_536
@@ -68,6 +71,11 @@ class BoxFiles:
         if not path or "\0" in path:
             raise UserError(f"path {path!r}: must not be empty or hold NUL")
         return posixpath.normpath(posixpath.join(self._workdir, path))
+
+    def open_terminal(self, size: PtySize) -> Ends:
+        """A new terminal of the box's user. Raises `SandboxError`."""
+        with acting_as(self._uid):
+            return terminal_ends(self._root_fd, size)
 
     # --- reading ------------------------------------------------------------------------
 

@@ -8,25 +8,26 @@ what the kernel says: wait statuses, cgroup counters, pidfds.
 import asyncio
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
-from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable, UserError
+from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.network import NetworkAttempt
-from trialyard.core.sandbox import ExecResult, ExecStatus, FileStat, Limits, OutputCallback
+from trialyard.core.sandbox import FileStat, Limits
 from trialyard.sandboxes.box_commands import BoxCommands
 from trialyard.sandboxes.box_content import BoxContent
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
+from trialyard.sandboxes.box_view import Counters
 from trialyard.sandboxes.cgroups import BoxCgroup
-from trialyard.sandboxes.command import Command, Counters
+from trialyard.sandboxes.command_methods import CommandMethods
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.network.box import BoxNetwork
 from trialyard.sandboxes.plan import visible_cpus
-from trialyard.sandboxes.request import check_request
 from trialyard.sandboxes.system_files import USER
+from trialyard.sandboxes.users import Account, own_user
+from trialyard.sandboxes.zygote import Zygotes
 
 START_TIMEOUT_S = 20.0
 _REMOVE_TIMEOUT_S = 10.0
@@ -34,8 +35,8 @@ _DEADLINE_GRACE_S = 0.25
 """A command's own clock ends it at `wall_s`; the box goes a moment later."""
 
 
-class NamespaceSandbox:
-    """One live box on a `SandboxHost`. Made by `start`; see core/sandbox.py for the contract."""
+class NamespaceSandbox(CommandMethods):
+    """One live box on a `SandboxHost`. Made by `launch`; see core/sandbox.py for the contract."""
 
     def __init__(
         self, host: SandboxHost, image: Image, limits: Limits, workdir: str, uid: int
@@ -80,7 +81,7 @@ class NamespaceSandbox:
         self._commands = BoxCommands(self, self._process, self._cgroup, uid)
 
     @classmethod
-    async def start(
+    async def launch(
         cls, host: SandboxHost, image: Image, limits: Limits, workdir: str = "/work"
     ) -> "NamespaceSandbox":
         """A fresh box, ready for commands. Raises `SandboxUnavailable` if it cannot start."""
@@ -120,8 +121,7 @@ class NamespaceSandbox:
         self._deadline = self._loop.call_later(ttl_s + _DEADLINE_GRACE_S, self._expire, ttl_s)
 
     def _expire(self, ttl_s: float) -> None:
-        for command in self._commands:
-            command.kill(ExecStatus.TIMEOUT, "wall")
+        self._commands.out_of_time()
         name = "wall_s" if ttl_s == self._limits.wall_s else "ttl_s"
         self.destroy(f"its {name} of {ttl_s} s ran out")
 
@@ -142,6 +142,11 @@ class NamespaceSandbox:
     @property
     def limits(self) -> Limits:
         return self._limits
+
+    @property
+    def not_enforced(self) -> frozenset[str]:
+        """Limits that this host cannot hold, where the caller said best-effort."""
+        return self._cgroup.not_enforced
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -194,56 +199,20 @@ class NamespaceSandbox:
 
     # --- commands -----------------------------------------------------------------------
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputCallback | None = None,
-    ) -> ExecResult:
-        request = check_request(argv, env, cwd, self._workdir, self._env())
-        if timeout_s is not None and not timeout_s > 0:
-            raise UserError(f"timeout_s {timeout_s!r}: must be positive")
+    async def _ready_for_command(self) -> None:
         await self._check_alive()
-        if cwd is not None:
-            self._check_cwd(request.cwd)
         await self._network.open(self._process.init_pidfd)
-        warm = self._host.zygotes if self._image.on_host else None
-        command = self._commands.new(request, warm, stdin, timeout_s, on_output)
-        try:
-            await self._commands.send(command, request)
-            return await self._result(command)
-        finally:
-            self._commands.forget(command)
+
+    def _warm(self) -> Zygotes | None:
+        return self._host.zygotes if self._image.on_host else None
+
+    def _account(self, user: str | int) -> Account | None:
+        own_user(self._files.read, user)
+        return None
 
     def _env(self) -> dict[str, str]:
         """This box's own defaults. `nproc` heeds the first, and no core need be pinned for it."""
         return {"OMP_NUM_THREADS": str(visible_cpus(self._limits)), **self._network.env}
-
-    def _check_cwd(self, directory: str) -> None:
-        """A cwd must be a directory inside; /proc/self/fd/N and the like are none."""
-        if directory.startswith("/proc") or self._files.stat(directory).kind not in (
-            "directory",
-            "link",
-        ):
-            raise UserError(f"cwd {directory!r}: must be a directory in the box")
-
-    async def _result(self, command: Command) -> ExecResult:
-        try:
-            result = await asyncio.shield(command.done)
-        except asyncio.CancelledError:
-            command.kill(ExecStatus.CANCELLED)
-            await asyncio.wait({command.done})
-            command.done.exception()
-            raise
-        missing = self._cgroup.not_enforced
-        return replace(result, not_enforced=missing) if missing else result
-
-    def ask_kill(self, id: int) -> None:
-        self._commands.ask_kill(id)
 
     # --- files --------------------------------------------------------------------------
 
@@ -362,8 +331,7 @@ class NamespaceSandbox:
         out_of_memory = self._cgroup.oom_kills() > 0
         lost = self._explain(wait_status, out_of_memory)
         self._lost.set_result(lost)
-        for command in self._commands:
-            command.box_ended(lost, out_of_memory=out_of_memory)
+        self._commands.box_ended(lost, out_of_memory=out_of_memory)
 
     def _explain(self, wait_status: int | None, out_of_memory: bool) -> SandboxLost:
         if out_of_memory:

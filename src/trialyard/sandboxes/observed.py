@@ -8,6 +8,7 @@ from typing import Any
 
 from trialyard.core.errors import SandboxError
 from trialyard.core.network import NetworkAttempt
+from trialyard.core.process import Process
 from trialyard.core.sandbox import ExecResult, FileStat, Sandbox
 from trialyard.sandboxes.box_events import CommandEnded, FileOperation, Observer, Via
 
@@ -114,8 +115,8 @@ class ObservedSandbox:
     async def run(self, argv: Sequence[str], **options: Any) -> ExecResult:
         return await self._commands.watch("run", argv, options, self._box.run(argv, **options))
 
-    async def start(self, argv: Sequence[str], **options: Any) -> Any:
-        process = await self._box.start(argv, **options)
+    async def start(self, argv: Sequence[str], **options: Any) -> Process:
+        process: Process = await self._box.start(argv, **options)
         self._commands.follow(argv, options, process.wait())
         return process
 

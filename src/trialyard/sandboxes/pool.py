@@ -51,7 +51,7 @@ class HostBoxes:
         host = self.open()
         if is_snapshot(kind.image.name):
             await in_thread(lambda _: host.snapshots.check_after_boot(kind.image.name))
-        return await NamespaceSandbox.start(host, kind.image, kind.limits, kind.workdir)
+        return await NamespaceSandbox.launch(host, kind.image, kind.limits, kind.workdir)
 
     async def close(self) -> bool:
         host, self.host = self.host, None

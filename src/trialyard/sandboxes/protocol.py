@@ -8,19 +8,24 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-VERSION = 2
+VERSION = 3
 CONTROL_FD = 3
 FIRST_SECCOMP_FD = 4
 
 RUN, KILL, SIGNAL = 1, 2, 3
 HELLO, EXITED, KILLED = 1, 2, 3
-FLAG_STDIN, FLAG_BODY_IN_MEMFD, FLAG_SHARED = 1, 2, 4
-FLAG_ALONE = 1
+FLAG_STDIN, FLAG_BODY_IN_MEMFD, FLAG_SHARED, FLAG_TERMINAL, FLAG_USER = 1, 2, 4, 8, 16
+FLAG_ALONE, FLAG_IN_SHELL = 1, 2
+FLAG_LEADER_ONLY = 1
+
+LOCKS_MARKER = 1 << 40
+"""Command N and all that it starts have a hard RLIMIT_LOCKS of this minus N (native/init.c)."""
+MAX_GROUPS = 64
 
 INLINE_BODY_BYTES = 48 << 10
 """Longer bodies travel in a memfd: a datagram must fit the socket's buffer."""
 
-_REQUEST = struct.Struct("<IIIIIIi")
+_REQUEST = struct.Struct("<IIIIIIiIIIII")
 _FORK = struct.Struct("<QI")
 _REPLY = struct.Struct("<IIiiQI")
 REPLY_BYTES = _REPLY.size
@@ -38,22 +43,55 @@ class Reply:
     others_left: bool
 
 
-def run_body(cwd: str, argv: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """The strings of a RUN request: cwd, argv, env, each ended by NUL."""
-    strings = [cwd, *argv, *[f"{name}={value}" for name, value in env.items()]]
+@dataclass(frozen=True, slots=True)
+class UserIds:
+    """Whom a command becomes, in the box's own numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def run_body(
+    cwd: str, argv: Sequence[str], env: Mapping[str, str], user: UserIds | None = None
+) -> bytes:
+    """The strings of a RUN request: cwd, argv, env, groups, each ended by NUL."""
+    groups = map(str, user.groups if user else ())
+    strings = [cwd, *argv, *[f"{name}={value}" for name, value in env.items()], *groups]
     return ("\0".join(strings) + "\0").encode("utf-8", "surrogateescape")
 
 
-def run_header(id: int, flags: int, argc: int, envc: int, body_bytes: int) -> bytes:
-    return _REQUEST.pack(RUN, id, flags, argc, envc, body_bytes, 0)
+def run_header(
+    id: int,
+    flags: int,
+    counts: tuple[int, int],
+    body_bytes: int,
+    *,
+    first_extra_fd: int = 0,
+    user: UserIds | None = None,
+) -> bytes:
+    """`counts` are those of argv and env; the body ends with the user's groups, one by one."""
+    who = user or UserIds(0, 0)
+    return _REQUEST.pack(
+        RUN, id, flags | (FLAG_USER if user else 0), *counts, body_bytes,
+        0, 0, first_extra_fd, who.uid, who.gid, len(who.groups),
+    )  # fmt: skip
 
 
-def kill_request(id: int, *, alone: bool) -> bytes:
+def kill_request(id: int, *, alone: bool = False, shell: int | None = None) -> bytes:
     """Kill a command and all that it started; answered by KILLED when all are dead.
 
-    `alone` says that nothing else has run in the box meanwhile, as far as we know.
+    `alone` says that nothing else has run in the box meanwhile, as far as we know. With
+    `shell`, command `id` is one of that shell, whose own process stays.
     """
-    return _REQUEST.pack(KILL, id, FLAG_ALONE if alone else 0, 0, 0, 0, 0)
+    flags = (FLAG_ALONE if alone else 0) | (FLAG_IN_SHELL if shell is not None else 0)
+    return _REQUEST.pack(KILL, id, flags, 0, 0, 0, 0, shell or 0, 0, 0, 0, 0)
+
+
+def signal_request(id: int, number: int, *, leader_only: bool = False) -> bytes:
+    """Send a signal to a command's process group, or to its leader; not answered."""
+    flags = FLAG_LEADER_ONLY if leader_only else 0
+    return _REQUEST.pack(SIGNAL, id, flags, 0, 0, 0, number, 0, 0, 0, 0, 0)
 
 
 def fork_request(
@@ -67,7 +105,7 @@ def fork_request(
     cwd, argv, env = words
     body = f"{group}\0{cwd}\0{len(argv)}\0".encode() + run_body("", argv, env)[1:]
     return (
-        _REQUEST.pack(RUN, id, 0, len(argv), len(env), len(body), 0)
+        _REQUEST.pack(RUN, id, 0, len(argv), len(env), len(body), 0, 0, 0, 0, 0, 0)
         + _FORK.pack(open_files, command)
         + body
     )

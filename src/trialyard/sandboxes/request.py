@@ -5,13 +5,14 @@ Raises `UserError` that names the field: argv, env or cwd.
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from trialyard.core.errors import UserError
-from trialyard.sandboxes.protocol import run_body
+from trialyard.sandboxes.protocol import UserIds, run_body
 from trialyard.sandboxes.system_files import HOME
+from trialyard.sandboxes.users import Account, environment_of
 
 DEFAULT_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/opt/trialyard/python/bin",
@@ -27,11 +28,18 @@ class RunRequest:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    user: UserIds | None = None
+    """Whom PID 1 becomes first; None: nobody else."""
+
+    def as_user(self, account: Account, given: Mapping[str, str] | None) -> "RunRequest":
+        """The same for another user, whose name and home are in the environment if not given."""
+        env = {**self.env, **environment_of(account), **(given or {})}
+        return replace(self, env=env, user=account.ids)
 
     @cached_property
     def body(self) -> bytes:
         """The strings as PID 1 takes them."""
-        return run_body(self.cwd, self.argv, self.env)
+        return run_body(self.cwd, self.argv, self.env, self.user)
 
 
 def check_request(

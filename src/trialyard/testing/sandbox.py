@@ -16,12 +16,14 @@ from trialyard.core.errors import (
 )
 from trialyard.core.ids import content_hash, new_id, tree_hash
 from trialyard.core.network import NetworkAttempt, check_relay
+from trialyard.core.process import PtySize
 from trialyard.core.sandbox import (
     ExecResult,
     ExecStatus,
     FileStat,
     OutputCallback,
 )
+from trialyard.testing.process import FakeProcess, FakeShell
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class FakeSandbox:
         self.directories = {"/", "/tmp", "/out", workdir, *found.directories}
         self.calls: list[FakeCall] = []
         self.relays: dict[int, str] = {}
+        self.processes: list[FakeProcess] = []
 
     @property
     def id(self) -> str:
@@ -102,7 +105,12 @@ class FakeSandbox:
 
     def lose(self, *, host_evidence: str = "") -> None:
         """From now on every call raises `SandboxLost`."""
-        self._lost = SandboxLost(f"box {self._id} vanished", host_evidence=host_evidence)
+        self._end(SandboxLost(f"box {self._id} vanished", host_evidence=host_evidence))
+
+    def _end(self, lost: SandboxLost) -> None:
+        self._lost = lost
+        for process in self.processes:
+            process.lose(lost)
 
     @property
     def is_open(self) -> bool:
@@ -124,23 +132,68 @@ class FakeSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        user: str | int | None = None,
         timeout_s: float | None = None,
         on_output: OutputCallback | None = None,
     ) -> ExecResult:
+        process = await self.start(
+            argv, stdin=stdin, env=env, cwd=cwd, user=user, timeout_s=timeout_s, on_output=on_output
+        )
+        return await process.wait()
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        pty: PtySize | None = None,
+        on_output: OutputCallback | None = None,
+    ) -> FakeProcess:
         if isinstance(argv, str) or not argv or not argv[0]:
             raise UserError(f"argv {argv!r}: must be a list of words, the first a program")
         if any("\0" in word for word in argv):
             raise UserError(f"argv {argv!r}: must be text without NUL")
         self._check_alive()
+        if user not in (None, "user", 1000, "1000"):
+            raise UserError(f"user {user!r}: commands of this box run as 'user' (1000) alone")
         where = self._absolute(cwd) if cwd is not None else self._workdir
-        call = FakeCall(tuple(argv), stdin, dict(env or {}), where, self.files)
-        self.calls.append(call)
-        result = self._program(call)
-        if on_output is not None:
+
+        def program(written: bytes) -> ExecResult:
+            call = FakeCall(tuple(argv), written, dict(env or {}), where, self.files)
+            self.calls.append(call)
+            result = self._program(call)
             for name, data in (("stdout", result.stdout), ("stderr", result.stderr)):
-                if data:
+                if on_output is not None and data:
                     on_output("stdout" if name == "stdout" else "stderr", data)
-        return result
+            return result
+
+        process = FakeProcess(len(self.processes) + 1, program, stdin=stdin, pty=pty is not None)
+        self.processes.append(process)
+        return process
+
+    async def shell(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        pty: PtySize | None = None,
+    ) -> FakeShell:
+        self._check_alive()
+
+        async def run(
+            command: str, timeout_s: float | None, on_output: OutputCallback | None
+        ) -> ExecResult:
+            return await self.run(
+                ("sh", "-c", command), env=env, cwd=cwd, user=user, timeout_s=timeout_s,
+                on_output=on_output,
+            )  # fmt: skip
+
+        return FakeShell(run)
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         self._check_alive()
@@ -219,7 +272,7 @@ class FakeSandbox:
 
     async def close(self) -> None:
         if self._lost is None:
-            self._lost = SandboxLost(f"box {self._id} is gone: it was closed")
+            self._end(SandboxLost(f"box {self._id} is gone: it was closed"))
 
     def _is_directory(self, path: str) -> bool:
         return path in self.directories or any(

@@ -11,13 +11,13 @@ import pytest
 
 from tests.boxes import namespace_pool
 from trialyard.cli.main import main
-from trialyard.core.errors import FileAccessError, ResourceExhausted, SandboxLost, UserError
+from trialyard.core.errors import FileAccessError, ResourceExhausted, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.box_events import BoxEvent, CommandEnded, Refused
 from trialyard.sandboxes.box_log import BoxLog, read_box_log
 from trialyard.sandboxes.observed import ObservedSandbox
 from trialyard.sandboxes.pool_metrics import PoolMetrics
-from trialyard.testing.sandbox import FakeSandbox, scripted
+from trialyard.testing.sandbox import FakeSandbox, exited, scripted
 
 
 def command(number: int, argv: tuple[str, ...] = ("true",)) -> CommandEnded:
@@ -173,47 +173,21 @@ def test_the_log_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "box-9" in capsys.readouterr().err
 
 
-class Shell:
-    alive, dropped_bytes = True, 0
-
-    async def run(self, command: str, **_: object) -> ExecResult:
-        return ExecResult(ExecStatus.EXITED, exit_code=len(command))
-
-
-class Process:
-    def __init__(self) -> None:
-        self.ended: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> ExecResult:
-        return await self.ended
-
-
-class ShellBox(FakeSandbox):
-    def __init__(self) -> None:
-        super().__init__(scripted({}))
-        self.process = Process()
-
-    async def shell(self, **_: object) -> Shell:
-        return Shell()
-
-    async def start(self, argv: list[str], **_: object) -> Process:
-        return self.process
-
-
 async def test_commands_of_shells_and_in_the_background_are_told_when_they_end() -> None:
     told: list[BoxEvent] = []
-    inner = ShellBox()
+    inner = FakeSandbox(scripted({("sh", "-c", "cd /tmp"): exited(7)}))
     box = ObservedSandbox(inner, "o", told.append)
     shell = await box.shell()
     assert (await shell.run("cd /tmp")).exit_code == 7
-    assert await box.start(["sleep", "9"], stdin=None) is inner.process
+    process = await box.start(["sleep", "9"], stdin=None)
+    assert process is inner.processes[-1]
     await asyncio.sleep(0)
     assert len(told) == 1
-    inner.process.ended.set_exception(SandboxLost("gone"))
-    for _ in range(3):
+    inner.lose()
+    for _ in range(5):
         await asyncio.sleep(0)
     commands = [event for event in told if isinstance(event, CommandEnded)]
     assert [(event.via, event.argv) for event in commands] == [
         ("shell", ("cd /tmp",)), ("start", ("sleep", "9")),
     ]  # fmt: skip
-    assert "SandboxLost: gone" in commands[1].error
+    assert "SandboxLost: box" in commands[1].error

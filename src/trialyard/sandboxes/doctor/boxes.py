@@ -79,7 +79,7 @@ async def _boxes(name: str, backend: Backend, *, is_default: bool) -> list[Findi
         return [Finding(name, False, "cannot be prepared", str(error), is_default)]
     try:
         started_s = asyncio.get_running_loop().time()
-        box = await NamespaceSandbox.start(host, Image("host", "", (), on_host=True), LIMITS)
+        box = await NamespaceSandbox.launch(host, Image("host", "", (), on_host=True), LIMITS)
         start_ms = (asyncio.get_running_loop().time() - started_s) * 1000
         try:
             extra = [await _disk(box), await _network(box)] if is_default else []
