@@ -12,9 +12,10 @@ from trialyard.sandboxes.host import RUNTIME_DIRECTORY
 from trialyard.sandboxes.reclaim import list_owners
 
 HOLDER = """
-import asyncio, sys
+import asyncio, signal, sys
 from tests.boxes import namespace_pool
 from trialyard.core.sandbox import Limits
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests may ignore it
 async def main(count):
     pool = namespace_pool(max_boxes=count)
     lease = pool.acquire_many(count, image="host", limits=Limits(), owner="run")
@@ -44,7 +45,7 @@ class Holder:
 
     def end(self, number: int) -> None:
         self.process.send_signal(number)
-        self.process.wait()
+        self.process.wait(timeout=60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
