@@ -173,6 +173,8 @@ class Listener:
             task = self._loop.create_task(self._run(connection))
             self._tasks.add(task)
             task.add_done_callback(self._on_done)
+            # Not in the task: one that is cancelled before it began runs nothing of its own.
+            task.add_done_callback(lambda _: connection.close())
 
     def _accept(self) -> socket.socket | None:
         try:
@@ -186,10 +188,7 @@ class Listener:
         return connection
 
     async def _run(self, connection: socket.socket) -> None:
-        try:
-            await self._serve(connection)
-        finally:
-            connection.close()  # also when it was cancelled before it began
+        await self._serve(connection)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -53,6 +53,24 @@ async def test_an_error_while_serving_gives_the_place_back(
     assert "a mistake of ours" in caplog.text
 
 
+async def test_a_connection_that_is_closed_before_it_is_served_is_not_left_open() -> None:
+    async def never(connection: socket.socket) -> None:
+        raise AssertionError("it was closed before")
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    listening.setblocking(False)
+    room = Room(2)
+    listener = Listener(listening, never, room)
+    with socket.create_connection(listening.getsockname()) as client:
+        listener._on_ready()  # accepted, and its task has not begun
+        await listener.close()
+        client.settimeout(5)
+        assert client.recv(1) == b""
+    assert room.taken == 0
+
+
 @pytest.fixture
 def dead_pidfd() -> Iterator[int]:
     pid = os.posix_spawn("/bin/true", ["true"], {})
