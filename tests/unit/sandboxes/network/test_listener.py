@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Iterator
 
@@ -64,6 +65,7 @@ async def test_a_connection_that_is_closed_before_it_is_served_is_not_left_open(
     room = Room(2)
     listener = Listener(listening, never, room)
     with socket.create_connection(listening.getsockname()) as client:
+        select.select([listening], [], [], 5)
         listener._on_ready()  # accepted, and its task has not begun
         await listener.close()
         client.settimeout(5)
