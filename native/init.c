@@ -20,6 +20,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -238,10 +239,21 @@ static void serve_one(void) {
 
 static void on_child(int number) { (void)number; }
 
+/* Root inside has its capabilities by being root; nobody is to inherit them without. */
+static void inherit_no_capability(void) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct sets[2];
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) _exit(1);
+    if (syscall(SYS_capget, &header, sets) < 0) _exit(1);
+    sets[0].inheritable = sets[1].inheritable = 0;
+    if (syscall(SYS_capset, &header, sets) < 0) _exit(1);
+}
+
 static void set_up(void) {
     struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP};
     sigset_t children;
     if (prctl(PR_SET_DUMPABLE, 0) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) _exit(1);
+    inherit_no_capability();
     if (syscall(SYS_close_range, CONTROL_FD + 1, ~0U, 0) < 0) _exit(1);
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);

@@ -23,6 +23,29 @@ void attach_mount(int mount_fd, int target_fd);
 enum { MOVE_FD = 4 };
 void wait_to_be_moved(void);
 
+/* The steps that build the tree (tree.c); what each does stands in launch.c. */
+void mount_tmpfs(const char *where, const char *bytes, const char *inodes);
+void set_map(const char *map, uid_t first);
+void mount_overlay(const char *lowers);
+void make_directory(const char *path, mode_t mode);
+void own_directory(const char *path, mode_t mode, uid_t owner);
+void make_file(const char *path, const char *text);
+void make_link(const char *target, const char *path);
+void bind_read_only(const char *source, const char *path, unsigned long flags);
+void show_public(const char *source, const char *path);
+void bind_shm(const char *path, uid_t owner);
+void mount_devpts(const char *path);
+void enter_tree(void);
+
+/* From here on, what is made in the tree belongs to this uid. */
+void tree_belongs_to(uid_t owner);
+/* The user namespace of the latest map; -1 without one. */
+int tree_map(void);
+/* Where the tmpfs is mounted; DISK/root is the tree. */
+const char *tree_disk(void);
+
+unsigned long long number(const char *text);
+
 /* A box that an OCI runtime makes (oci.c). */
 struct oci_box {
     const char *disk;        /* where the box's tmpfs is mounted; DISK/root is the tree */

@@ -44,6 +44,11 @@ class Limits(Record):
     enforcement: Literal["strict", "best-effort"] = "strict"
 
 
+BoxUser = Literal["user", "root"]
+"""Who the commands of a box are unless they say otherwise: an ordinary user, or root inside (with
+the rights of a container's root in this box alone; on the host it is nobody)."""
+
+
 class ExecStatus(StrEnum):
     """How a command ended; decided by the supervisor, never by the program's text."""
 
@@ -246,6 +251,7 @@ class SandboxPool(Protocol):
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,
@@ -260,7 +266,7 @@ class SandboxPool(Protocol):
         cannot isolate.
         """
 
-    def acquire_many(
+    def acquire_many(  # noqa: PLR0913 - a lease is said in full at one place
         self,
         count: int,
         *,
@@ -268,6 +274,7 @@ class SandboxPool(Protocol):
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,

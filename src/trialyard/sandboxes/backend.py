@@ -6,7 +6,7 @@ from typing import Protocol
 
 from trialyard.core.errors import SandboxUnavailable
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.sandboxes.plan import BoxParts, BoxPlan, plan_box
 
 
@@ -21,7 +21,9 @@ class Backend(Protocol):
         """Whether a zygote's fork may enter its boxes."""
         ...
 
-    def plan(self, parts: BoxParts, image: Image, limits: Limits, workdir: str) -> BoxPlan:
+    def plan(
+        self, parts: BoxParts, image: Image, limits: Limits, workdir: str, user: BoxUser
+    ) -> BoxPlan:
         """The plan for one kind of box."""
         ...
 
@@ -35,8 +37,10 @@ class BubblewrapBackend:
     def __init__(self) -> None:
         self._program = find_bubblewrap()
 
-    def plan(self, parts: BoxParts, image: Image, limits: Limits, workdir: str) -> BoxPlan:
-        return plan_box(parts, self._program, image, limits, workdir)
+    def plan(
+        self, parts: BoxParts, image: Image, limits: Limits, workdir: str, user: BoxUser
+    ) -> BoxPlan:
+        return plan_box(parts, self._program, image, limits, workdir, user)
 
 
 def find_bubblewrap() -> Path:

@@ -29,7 +29,8 @@ class BoxContent:
     image: Image
     provided: frozenset[bytes]
     limits: Limits
-    uid: int
+    uids: range
+    """The host ids of the box."""
     cgroup: BoxCgroup
 
     async def save(self, store: SnapshotStore, owner: str, *, keep: bool) -> str:
@@ -53,6 +54,6 @@ class BoxContent:
         )
 
     def _inside_id(self, id: int) -> int:
-        if id == self.uid:
-            return BOX_UID
+        if id in self.uids:
+            return id - self.uids.start if len(self.uids) > 1 else BOX_UID
         return 0 if id == 0 else NOBODY

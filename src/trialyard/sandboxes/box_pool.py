@@ -25,7 +25,7 @@ from trialyard.core.errors import (
     UserError,
 )
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits, Sandbox
+from trialyard.core.sandbox import BoxUser, Limits, Sandbox
 from trialyard.sandboxes.admission import Admission, Claim
 from trialyard.sandboxes.box_events import (
     BoxEnded,
@@ -40,7 +40,7 @@ from trialyard.sandboxes.box_source import BoxKind, BoxSource, PooledBox
 from trialyard.sandboxes.heartbeats import Heartbeats
 from trialyard.sandboxes.observed import ObservedSandbox
 from trialyard.sandboxes.places import Places
-from trialyard.sandboxes.plan import check_workdir
+from trialyard.sandboxes.plan import check_user, check_workdir
 from trialyard.sandboxes.shelves import Shelves
 from trialyard.sandboxes.waiting_room import CLOSED, WaitingRoom
 
@@ -129,15 +129,16 @@ class BoxPool:
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        kind = BoxKind(self._image(image), limits, check_workdir(workdir))
+        kind = BoxKind(self._image(image), limits, check_workdir(workdir), check_user(user))
         claim = self._claim(kind, 1, owner, priority)
         return self._lease_one(kind, claim, timeout_s, check_ttl(ttl_s, limits))
 
-    def acquire_many(
+    def acquire_many(  # noqa: PLR0913 - a lease is said in full at one place
         self,
         count: int,
         *,
@@ -145,11 +146,12 @@ class BoxPool:
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[list[Sandbox]]:
-        kind = BoxKind(self._image(image), limits, check_workdir(workdir))
+        kind = BoxKind(self._image(image), limits, check_workdir(workdir), check_user(user))
         claim = self._claim(kind, count, owner, priority)
         return self._lease(kind, claim, timeout_s, check_ttl(ttl_s, limits))
 

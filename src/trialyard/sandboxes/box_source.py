@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits, Sandbox
+from trialyard.core.sandbox import BoxUser, Limits, Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class BoxKind:
     image: Image
     limits: Limits
     workdir: str
+    user: BoxUser = "user"
 
 
 class PooledBox(Sandbox, Protocol):

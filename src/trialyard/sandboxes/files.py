@@ -50,6 +50,14 @@ def _explained(action: str, path: str) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
 def _kind(mode: int) -> Literal["file", "directory", "link", "other"]:
     if stat.S_ISREG(mode):
         return "file"
@@ -61,9 +69,11 @@ def _kind(mode: int) -> Literal["file", "directory", "link", "other"]:
 class BoxFiles:
     """File operations below `root_fd`, an open directory that is the root of the box."""
 
-    def __init__(self, root_fd: int, uid: int, workdir: str) -> None:
+    def __init__(self, root_fd: int, uids: range, workdir: str) -> None:
+        """`uids` are the host ids of the box; several mean that the first is root inside."""
         self._root_fd = root_fd
-        self._uid = uid
+        self._uids = uids
+        self._uid = uids.start
         self._workdir = workdir
 
     def absolute(self, path: str) -> str:
@@ -77,16 +87,50 @@ class BoxFiles:
         with acting_as(self._uid):
             return terminal_ends(self._root_fd, size)
 
+    @contextlib.contextmanager
+    def _opened(self, path: str, flags: int) -> Iterator[int]:
+        """Open something to look at, with the rights of the box's user."""
+        fd = self._open_as_root(path, flags)
+        if fd >= 0:
+            with _closing(fd):
+                yield fd
+            return
+        with acting_as(self._uid):
+            fd = open_in_root(self._root_fd, path, flags)
+            with _closing(fd):
+                yield fd
+
+    @contextlib.contextmanager
+    def _changing(self, path: str) -> Iterator[int]:
+        """Open the parent of what is changed, with the rights of the box's user."""
+        fd = self._open_as_root(posixpath.dirname(path), os.O_PATH | os.O_DIRECTORY)
+        if fd >= 0:
+            with _closing(fd):
+                yield fd
+            return
+        with acting_as(self._uid), self._parent(path) as fd:
+            yield fd
+
+    def _open_as_root(self, path: str, flags: int) -> int:
+        """Root inside may do anything in the box's own tree, whoever owns what.
+
+        So the supervisor does it as root, but there alone and through no link; -1 elsewhere.
+        """
+        if len(self._uids) == 1:
+            return -1
+        try:
+            return open_in_root(
+                self._root_fd, path.strip("/") or ".", flags, resolve=_ONLY_OWN_TREE
+            )
+        except OSError:
+            return -1
+
     # --- reading ------------------------------------------------------------------------
 
     def read(self, path: str, max_bytes: int) -> bytes:
         path = self.absolute(path)
-        with _explained("read", path), acting_as(self._uid):
-            fd = open_in_root(self._root_fd, path, os.O_RDONLY)
-            try:
-                return self._read_regular(fd, path, max_bytes)
-            finally:
-                os.close(fd)
+        with _explained("read", path), self._opened(path, os.O_RDONLY) as fd:
+            return self._read_regular(fd, path, max_bytes)
 
     def _read_regular(self, fd: int, path: str, max_bytes: int) -> bytes:
         status = os.fstat(fd)
@@ -106,42 +150,31 @@ class BoxFiles:
 
     def stat(self, path: str) -> FileStat:
         path = self.absolute(path)
-        with _explained("look at", path), acting_as(self._uid):
-            fd = open_in_root(self._root_fd, path, os.O_PATH | os.O_NOFOLLOW)
-            try:
-                status = os.fstat(fd)
-            finally:
-                os.close(fd)
-        return _file_stat(path, status)
+        with _explained("look at", path), self._opened(path, os.O_PATH | os.O_NOFOLLOW) as fd:
+            return _file_stat(path, os.fstat(fd))
 
     def list(self, path: str) -> list[FileStat]:
         path = self.absolute(path)
-        with _explained("list", path), acting_as(self._uid):
-            fd = open_in_root(self._root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                names = os.listdir(fd)
-                if len(names) > _MAX_ENTRIES:
-                    raise FileAccessError(
-                        errno.EFBIG, f"{path!r} in the box has more than {_MAX_ENTRIES} entries"
-                    )
-                found = []
-                for name in sorted(names):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                        found.append(_file_stat(posixpath.join(path, name), status))
-                return found
-            finally:
-                os.close(fd)
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with _explained("list", path), self._opened(path, flags) as fd:
+            names = os.listdir(fd)
+            if len(names) > _MAX_ENTRIES:
+                raise FileAccessError(
+                    errno.EFBIG, f"{path!r} in the box has more than {_MAX_ENTRIES} entries"
+                )
+            found = []
+            for name in sorted(names):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    found.append(_file_stat(posixpath.join(path, name), status))
+            return found
 
     def download(self, directory: str, max_bytes: int, max_files: int) -> dict[str, bytes]:
         directory = self.absolute(directory)
         collected = _Collected(directory, max_bytes, max_files)
-        with _explained("download", directory), acting_as(self._uid):
-            fd = open_in_root(self._root_fd, directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                self._collect(fd, "", 0, collected)
-            finally:
-                os.close(fd)
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with _explained("download", directory), self._opened(directory, flags) as fd:
+            self._collect(fd, "", 0, collected)
         return collected.files
 
     def _collect(self, directory_fd: int, prefix: str, depth: int, into: "_Collected") -> None:
@@ -204,7 +237,7 @@ class BoxFiles:
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-                with acting_as(self._uid), self._parent(path) as parent_fd:
+                with self._changing(path) as parent_fd:
                     os.unlink(posixpath.basename(path), dir_fd=parent_fd)
         raise OSError(errno.ELOOP, "the path changes all the time", path)
 
@@ -213,7 +246,8 @@ class BoxFiles:
         fd = open_in_root(
             self._root_fd, path.lstrip("/"), _WRITE, mode=mode, resolve=_ONLY_OWN_TREE
         )
-        os.fchown(fd, self._uid, self._uid)
+        if os.fstat(fd).st_uid not in self._uids:
+            os.fchown(fd, self._uid, self._uid)
         return fd
 
     @contextlib.contextmanager
@@ -270,12 +304,9 @@ class BoxFiles:
         path = self.absolute(path)
         if path == "/":
             raise UserError("path '/': the root of a box cannot be removed")
-        with _explained("remove", path), acting_as(self._uid):
-            try:
-                with self._parent(path) as parent_fd:
-                    remove_tree(parent_fd, posixpath.basename(path))
-            except FileNotFoundError:
-                return
+        missing_is_fine = contextlib.suppress(FileNotFoundError)
+        with _explained("remove", path), missing_is_fine, self._changing(path) as parent_fd:
+            remove_tree(parent_fd, posixpath.basename(path))
 
 
 def remove_tree(parent_fd: int, name: str) -> None:

@@ -13,17 +13,18 @@ from pathlib import Path
 from trialyard.core.errors import SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.cgroups import CgroupParent
 from trialyard.sandboxes.hierarchies import read_hierarchies
 from trialyard.sandboxes.native import native_program, zygote_library
-from trialyard.sandboxes.owner import Owner
+from trialyard.sandboxes.owner import IdAllocator, Owner
 from trialyard.sandboxes.plan import (
     BoxParts,
     BoxPlan,
     BoxTree,
     box_tree,
+    check_user,
     check_workdir,
     plan_zygote,
 )
@@ -130,12 +131,16 @@ class SandboxHost:
             links=_links_for(layers),
         )
 
-    def plan(self, image: Image, limits: Limits, workdir: str) -> BoxPlan:
-        """The launch plan of a kind. Raises `UserError` for a workdir that cannot be."""
-        return self._plan(image, limits, check_workdir(workdir))
+    def plan(self, image: Image, limits: Limits, workdir: str, user: BoxUser = "user") -> BoxPlan:
+        """The launch plan of a kind. Raises `UserError` for a workdir or user that cannot be."""
+        return self._plan(image, limits, check_workdir(workdir), check_user(user))
 
-    def _make_plan(self, image: Image, limits: Limits, workdir: str) -> BoxPlan:
-        return self.backend.plan(self._parts, image, limits, workdir)
+    def _make_plan(self, image: Image, limits: Limits, workdir: str, user: BoxUser) -> BoxPlan:
+        return self.backend.plan(self._parts, image, limits, workdir, user)
+
+    def ids(self, user: BoxUser) -> IdAllocator:
+        """Where the host ids of a box with this user come from."""
+        return self.owner.ranges if user == "root" else self.owner.uids
 
     def tree(self, image: Image) -> BoxTree:
         """What of the tree of an image's boxes is their own."""

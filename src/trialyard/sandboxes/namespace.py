@@ -14,7 +14,7 @@ from trialyard.core.errors import SandboxError, SandboxLost, SandboxUnavailable
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
 from trialyard.core.network import NetworkAttempt
-from trialyard.core.sandbox import FileStat, Limits
+from trialyard.core.sandbox import BoxUser, FileStat, Limits
 from trialyard.sandboxes.box_commands import BoxCommands
 from trialyard.sandboxes.box_content import BoxContent
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
@@ -24,9 +24,10 @@ from trialyard.sandboxes.command_methods import CommandMethods
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.host import SandboxHost
 from trialyard.sandboxes.network.box import BoxNetwork
+from trialyard.sandboxes.owner import IDS_PER_RANGE
 from trialyard.sandboxes.plan import visible_cpus
-from trialyard.sandboxes.system_files import USER
-from trialyard.sandboxes.users import Account, own_user
+from trialyard.sandboxes.request import ROOT_ENV
+from trialyard.sandboxes.users import Account, own_user, root_user
 from trialyard.sandboxes.zygote import Zygotes
 
 START_TIMEOUT_S = 20.0
@@ -39,14 +40,21 @@ class NamespaceSandbox(CommandMethods):
     """One live box on a `SandboxHost`. Made by `launch`; see core/sandbox.py for the contract."""
 
     def __init__(
-        self, host: SandboxHost, image: Image, limits: Limits, workdir: str, uid: int
+        self,
+        host: SandboxHost,
+        image: Image,
+        limits: Limits,
+        workdir: str,
+        user: BoxUser,
+        uid: int,
     ) -> None:
         self._id = new_id("box")
         self._host = host
         self._limits = limits
         self._workdir = posixpath.normpath(workdir)
+        self._user: BoxUser = user
         self._uid = uid
-        plan = host.plan(image, limits, workdir)
+        plan = host.plan(image, limits, workdir, user)
         self._cgroup, group_steps = host.cgroups.prepare(f"u{uid}", limits, apart=plan.apart)
         self._image = image
         self._tree = host.tree(image)
@@ -65,7 +73,7 @@ class NamespaceSandbox(CommandMethods):
         self._release_image: Callable[[], None]
         self.leaked = False
         self._table = host.owner.table
-        kind = (image.name, limits, self._workdir, USER)
+        kind = (image.name, limits, self._workdir, user)
         self._table.starting(self._id, kind, uid, self._loop.time())
         try:
             self._process = BoxProcess(
@@ -82,20 +90,25 @@ class NamespaceSandbox(CommandMethods):
 
     @classmethod
     async def launch(
-        cls, host: SandboxHost, image: Image, limits: Limits, workdir: str = "/work"
+        cls,
+        host: SandboxHost,
+        image: Image,
+        limits: Limits,
+        workdir: str = "/work",
+        user: BoxUser = "user",
     ) -> "NamespaceSandbox":
         """A fresh box, ready for commands. Raises `SandboxUnavailable` if it cannot start."""
-        host.plan(image, limits, workdir)
-        uid = host.owner.uids.take()
+        host.plan(image, limits, workdir, user)
+        uid = host.ids(user).take()
         try:
             release = host.snapshots.hold_image(image)
             try:
-                box = cls(host, image, limits, workdir, uid)
+                box = cls(host, image, limits, workdir, user, uid)
             except BaseException:
                 release()
                 raise
         except BaseException:
-            host.owner.uids.give_back(uid)
+            host.ids(user).give_back(uid)
             raise
         box._release_image = release
         try:
@@ -109,7 +122,7 @@ class NamespaceSandbox(CommandMethods):
         except BaseException:
             await box.close()
             raise
-        box._files = BoxFiles(box._process.root_fd, uid, box._workdir)
+        box._files = BoxFiles(box._process.root_fd, box.host_uids, box._workdir)
         box._table.ready(box._id, box._process.init_pid)
         return box
 
@@ -159,8 +172,17 @@ class NamespaceSandbox(CommandMethods):
 
     @property
     def host_uid(self) -> int:
-        """The uid that the box's processes have on the host."""
+        """The uid that the box's processes have on the host; with root inside, root's."""
         return self._uid
+
+    @property
+    def host_uids(self) -> range:
+        """All uids that the box's processes can have on the host."""
+        return range(self._uid, self._uid + (IDS_PER_RANGE if self._user == "root" else 1))
+
+    @property
+    def user(self) -> BoxUser:
+        return self._user
 
     @property
     def host_pid(self) -> int:
@@ -204,15 +226,19 @@ class NamespaceSandbox(CommandMethods):
         await self._network.open(self._process.init_pidfd)
 
     def _warm(self) -> Zygotes | None:
-        return self._host.zygotes if self._image.on_host else None
+        is_ordinary = self._image.on_host and self._user == "user"
+        return self._host.zygotes if is_ordinary else None
 
     def _account(self, user: str | int) -> Account | None:
+        if self._user == "root":
+            return root_user(self._files.read, user)
         own_user(self._files.read, user)
         return None
 
     def _env(self) -> dict[str, str]:
         """This box's own defaults. `nproc` heeds the first, and no core need be pinned for it."""
-        return {"OMP_NUM_THREADS": str(visible_cpus(self._limits)), **self._network.env}
+        own = ROOT_ENV if self._user == "root" else {}
+        return {"OMP_NUM_THREADS": str(visible_cpus(self._limits)), **own, **self._network.env}
 
     # --- files --------------------------------------------------------------------------
 
@@ -272,7 +298,7 @@ class NamespaceSandbox(CommandMethods):
                 self._image,
                 self._tree.provided,
                 self._limits,
-                self._uid,
+                self.host_uids,
                 self._cgroup,
             )
             return await content.save(self._host.snapshots, self.owner, keep=keep)
@@ -325,7 +351,7 @@ class NamespaceSandbox(CommandMethods):
             self._table.leaked(self._id)
         else:
             self._table.ended(self._id)
-            self._host.owner.uids.give_back(self._uid)
+            self._host.ids(self._user).give_back(self._uid)
 
     def _tell_commands(self, wait_status: int | None) -> None:
         out_of_memory = self._cgroup.oom_kills() > 0

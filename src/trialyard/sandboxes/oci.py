@@ -15,15 +15,17 @@ from pathlib import Path
 
 from trialyard.core.errors import SandboxUnavailable
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.sandboxes.oci_config import Json, box_config
-from trialyard.sandboxes.plan import BoxParts, BoxPlan, tree_steps
+from trialyard.sandboxes.owner import IDS_PER_RANGE
+from trialyard.sandboxes.plan import ROOT_MAP, BoxParts, BoxPlan, tree_steps
 from trialyard.sandboxes.system_files import BOX_UID
 
 RUNTIMES = ("runc", "crun")
 WITHOUT_DESCRIPTORS = ("runsc", "kata-runtime", "kata", "krun")
 SETUP_UID_OFFSET = 2_000_000
-"""The runtime of the box with host uid N runs as uid N plus this; nobody else does."""
+"""The runtime of an ordinary box with host uid N runs as uid N plus this; nobody else does.
+With root inside it is root of the same namespace as the box's root, and runs as that uid."""
 _UNIFIED = Path("/sys/fs/cgroup/unified")
 _VERSION_TIMEOUT_S = 10
 _FIXED_RUNC = ((1, 2, 8), (1, 3, 3))
@@ -102,13 +104,14 @@ class OciPlan:
     config: str
     """The text of config.json with marks in place of the box's uids."""
     after: tuple[str, ...]
+    user: BoxUser
     apart: bool = True
 
     def argv(self, group_steps: Sequence[str], uid: int) -> list[str]:
-        owner = uid + SETUP_UID_OFFSET
+        owner = uid if self.user == "root" else uid + SETUP_UID_OFFSET
         config = self.config.replace(str(_OWNER_MARK), str(owner))
         config = config.replace(str(_USER_MARK), str(uid))
-        map = f"0:{owner}:1,{BOX_UID}:{uid}:1"
+        map = ROOT_MAP if self.user == "root" else f"0:{owner}:1,{BOX_UID}:{uid}:1"
         return [
             *(self.program, "launch", *group_steps, "--uid", str(uid), *self.before),
             *("--oci", str(owner), map, config, *self.after),
@@ -144,19 +147,24 @@ class OciBackend:
             )
         return runtime
 
-    def plan(self, parts: BoxParts, image: Image, limits: Limits, workdir: str) -> BoxPlan:
+    def plan(
+        self, parts: BoxParts, image: Image, limits: Limits, workdir: str, user: BoxUser
+    ) -> BoxPlan:
         """The plan for one kind of box."""
         disk = parts.mount_point
+        ids = [(0, _OWNER_MARK, 1), (BOX_UID, _USER_MARK, 1)]
+        if user == "root":
+            ids = [(0, _USER_MARK, IDS_PER_RANGE)]
         maps: list[Json] = [
-            {"containerID": inside, "hostID": mark, "size": 1}
-            for inside, mark in ((0, _OWNER_MARK), (BOX_UID, _USER_MARK))
+            {"containerID": inside, "hostID": mark, "size": size} for inside, mark, size in ids
         ]
-        config = box_config(f"{disk}/root", f"{disk}/bundle/user-namespace", limits, maps)
+        config = box_config(f"{disk}/root", f"{disk}/bundle/user-namespace", limits, maps, user)
         return OciPlan(
             program=str(parts.program),
-            before=(*tree_steps(parts, image, limits, workdir), *_one_cgroup_tree()),
+            before=(*tree_steps(parts, image, limits, workdir, user), *_one_cgroup_tree()),
             config=json.dumps(config, separators=(",", ":")),
             after=("--", str(self.runtime.path), *self._options()),
+            user=user,
         )
 
     def _options(self) -> Sequence[str]:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from trialyard.core.sandbox import Limits
-from trialyard.sandboxes.plan import INIT_PATH, MASKED_PROC, READ_ONLY_PROC
+from trialyard.core.sandbox import BoxUser, Limits
+from trialyard.sandboxes.plan import INIT_PATH, MASKED_PROC, READ_ONLY_PROC, ROOT_CAPABILITIES
 from trialyard.sandboxes.seccomp_rules import (
     REFUSED_ERRNO,
     UNKNOWN_CALL_ERRNO,
@@ -24,7 +24,7 @@ from trialyard.sandboxes.system_files import BOX_UID, HOME
 
 Json = dict[str, Any]
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-_CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
+_CAPABILITY_SETS = ("bounding", "effective", "permitted")
 _ALLOW: Json = {"action": "SCMP_ACT_ALLOW"}
 _REFUSE: Json = {"action": "SCMP_ACT_ERRNO", "errnoRet": REFUSED_ERRNO}
 _MASKED = (
@@ -34,23 +34,28 @@ _MASKED = (
 _READ_ONLY = ("bus", "fs", "irq", "sysrq-trigger")
 
 
-def box_config(tree: str, user_namespace: str, limits: Limits, maps: list[Json]) -> Json:
+def box_config(
+    tree: str, user_namespace: str, limits: Limits, maps: list[Json], user: BoxUser
+) -> Json:
     """The configuration of a box whose tree and user namespace lie at these paths.
 
     `maps` are the id mappings that the user namespace has: some runtimes cannot ask it.
     """
+    uid, capabilities = BOX_UID, list[str]()
+    if user == "root":
+        uid, capabilities = 0, [f"CAP_{name}" for name in ROOT_CAPABILITIES]
     return {
         "ociVersion": "1.0.2",
         "hostname": "box",
         "root": {"path": tree},
         "process": {
             "terminal": False,
-            "user": {"uid": BOX_UID, "gid": BOX_UID},
+            "user": {"uid": uid, "gid": uid},
             "args": [INIT_PATH, "init", "moved"],
             "env": [f"HOME={HOME}"],
             "cwd": "/",
             "noNewPrivileges": True,
-            "capabilities": {name: [] for name in _CAPABILITY_SETS},
+            "capabilities": dict.fromkeys(_CAPABILITY_SETS, capabilities),
             "rlimits": [
                 _rlimit("RLIMIT_NOFILE", limits.open_files),
                 _rlimit("RLIMIT_CORE", 0),
@@ -120,7 +125,7 @@ def _conditional(rule: Rule) -> Json:
     """One entry for each rule: runtimes take several conditions on one argument for "or"."""
     return {
         "names": [_name(rule.call)],
-        **(_ALLOW if rule.allow else _REFUSE),
+        **(_ALLOW if rule.allow else {**_REFUSE, "errnoRet": rule.errno}),
         "args": [
             {"index": it.argument, "value": it.value, "op": "SCMP_CMP_EQ"}
             if it.mask is None

@@ -1,6 +1,6 @@
 """The launch plan: which steps build the tree of one kind of box, and how bubblewrap starts.
 
-A kind is (image, limits, workdir); its plan is computed once, and only the box's cgroups and
+A kind is (image, limits, workdir, user); its plan is computed once, and only the box's cgroups and
 uid are put in at each start. The steps are those of native/launch.c.
 """
 
@@ -14,9 +14,10 @@ from typing import Protocol
 
 from trialyard.core.errors import UserError
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
+from trialyard.sandboxes.owner import IDS_PER_RANGE
 from trialyard.sandboxes.protocol import FIRST_SECCOMP_FD
-from trialyard.sandboxes.system_files import BOX_UID, HOME
+from trialyard.sandboxes.system_files import BOX_UID, HOME, ROOT_HOME
 
 INIT_PATH = "/opt/trialyard/init"
 ZYGOTE_PATH = "/opt/trialyard/zygote.so"
@@ -26,6 +27,15 @@ OWN_INODES = 96
 _SYSTEM = ("/usr", "/etc", "/dev", "/proc", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/opt")
 _USER_MAP = f"0:0:{BOX_UID},{BOX_UID}:+0:1"
 """Owners in image layers as host ids: the box's user is itself, whoever follows is nobody."""
+ROOT_MAP = f"0:+0:{IDS_PER_RANGE}"
+"""Root inside and everybody else of its box: the host ids from the box's first on."""
+USERS: tuple[BoxUser, ...] = ("user", "root")
+ROOT_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", "SETFCAP",
+)  # fmt: skip
+"""Over the box's own ids and namespaces alone. A default container has these, and MKNOD and
+NET_RAW, which no box has."""
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 MASKED_PROC = ("keys", "interrupts", "cmdline")
 """World-readable and about the host; the other well-known ones only root may read."""
@@ -94,16 +104,26 @@ def check_workdir(workdir: str) -> str:
     return path
 
 
+def check_user(user: str) -> BoxUser:
+    """The same. Raises `UserError` when a box cannot have such a user."""
+    for known in USERS:
+        if user == known:
+            return known
+    raise UserError(f"user {user!r}: must be one of {', '.join(map(repr, USERS))}")
+
+
 def plan_box(
-    parts: BoxParts, bubblewrap: Path, image: Image, limits: Limits, workdir: str
+    parts: BoxParts, bubblewrap: Path, image: Image, limits: Limits, workdir: str, user: BoxUser
 ) -> LaunchPlan:
     """The plan for one kind of box that bubblewrap sets up."""
     steps = (
         *("--nofile", str(limits.open_files)),
-        *tree_steps(parts, image, limits, workdir),
+        *tree_steps(parts, image, limits, workdir, user),
         *[word for path in parts.seccomp for word in ("--open", str(path))],
-        "--",
-        *_bubblewrap(parts, bubblewrap),
+        *(("--userns",) if user == "root" else ()),
+        *("--", str(bubblewrap)),
+        *(_root_inside(parts) if user == "root" else _ordinary_user()),
+        *_bubblewrap(parts),
     )
     return LaunchPlan(str(parts.program), steps)
 
@@ -118,14 +138,20 @@ def box_tree(parts: BoxParts, image: Image) -> BoxTree:
     )
 
 
-def tree_steps(parts: BoxParts, image: Image, limits: Limits, workdir: str) -> Iterator[str]:
+def tree_steps(
+    parts: BoxParts, image: Image, limits: Limits, workdir: str, user: BoxUser
+) -> Iterator[str]:
     """The steps that build the tree of one kind of box."""
+    if user == "root":
+        yield from ("--map", ROOT_MAP, "--root")
     yield from ("--tmpfs", str(parts.mount_point))
     yield from (str(limits.disk_bytes), str(limits.inodes + OWN_INODES))
     if image.lowers:
-        yield from ("--map", _USER_MAP, "--overlay", ":".join(image.lowers), "--map", "-")
+        overlay = ("--overlay", ":".join(image.lowers))
+        yield from overlay if user == "root" else ("--map", _USER_MAP, *overlay, "--map", "-")
     if image.on_host:
         yield from _host_system(parts)
+    yield from _homes(user)
     yield from _common(parts, limits, workdir)
 
 
@@ -139,6 +165,7 @@ def plan_zygote(parts: BoxParts, library: Path, groups: Sequence[str]) -> list[s
         *(str(parts.program), "launch", "--nofile", "1024"),
         *("--tmpfs", str(parts.mount_point), str(1 << 20), str(1024)),
         *_host_system(parts),
+        *_homes("user"),
         *_common(parts, limits, "/work"),
         *("--ro", str(library), ZYGOTE_PATH.lstrip("/")),
         *[word for path in (*map(str, parts.seccomp), *groups) for word in ("--open", path)],
@@ -147,15 +174,23 @@ def plan_zygote(parts: BoxParts, library: Path, groups: Sequence[str]) -> list[s
 
 
 def _host_system(parts: BoxParts) -> Iterator[str]:
-    yield from ("--ro", "/usr", "usr")
+    yield from ("--public", "/usr", "usr")
     for name in _MERGED:
         path = Path("/", name)
         if path.is_symlink():
             yield from ("--link", str(path.readlink()), name)
         elif path.is_dir():
-            yield from ("--ro", str(path), name)
+            yield from ("--public", str(path), name)
     yield from ("--ro", str(parts.etc), "etc")
     yield from ("--dir", "0755", "root")
+
+
+def _homes(user: BoxUser) -> Iterator[str]:
+    if user == "root":
+        yield from ("--own", "0700", ROOT_HOME.lstrip("/"))
+        yield from ("--own-by", str(BOX_UID), "0755", HOME.lstrip("/"))
+    else:
+        yield from ("--own", "0755", HOME.lstrip("/"))
 
 
 def _common(parts: BoxParts, limits: Limits, workdir: str) -> Iterator[str]:
@@ -168,21 +203,32 @@ def _common(parts: BoxParts, limits: Limits, workdir: str) -> Iterator[str]:
     yield from ("--devices", str(parts.dev), "dev", "--shm", "dev/shm", "--devpts", "dev/pts")
     for path in ("tmp", "var/tmp"):
         yield from ("--own", "1777", path)
-    for path in (HOME, OUT, workdir):
+    for path in (OUT, workdir):
         yield from ("--own", "0755", path.lstrip("/"))
     yield from ("--ro", str(parts.program), INIT_PATH.lstrip("/"))
     for path, source in parts.layers.items():
-        yield from ("--ro", str(source), path.lstrip("/"))
+        yield from ("--public", str(source), path.lstrip("/"))
     for path, target in parts.links.items():
         yield from ("--dir", "0755", posixpath.dirname(path).lstrip("/"))
         yield from ("--link", target, path.lstrip("/"))
 
 
-def _bubblewrap(parts: BoxParts, program: Path) -> Iterator[str]:
-    yield str(program)
+def _ordinary_user() -> Iterator[str]:
     yield from ("--unshare-user", "--uid", str(BOX_UID), "--gid", str(BOX_UID), "--disable-userns")
+    yield from ("--cap-drop", "ALL")
+
+
+def _root_inside(parts: BoxParts) -> Iterator[str]:
+    """Joins the user namespace that the launcher made, in which no further one can be made."""
+    yield from ("--userns", str(FIRST_SECCOMP_FD + len(parts.seccomp)), "--uid", "0", "--gid", "0")
+    yield from ("--cap-drop", "ALL")
+    for name in ROOT_CAPABILITIES:
+        yield from ("--cap-add", f"CAP_{name}")
+
+
+def _bubblewrap(parts: BoxParts) -> Iterator[str]:
     yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
-    yield from ("--unshare-cgroup", "--hostname", "box", "--cap-drop", "ALL")
+    yield from ("--unshare-cgroup", "--hostname", "box")
     yield from ("--new-session", "--die-with-parent", "--as-pid-1")
     yield from ("--dev-bind", f"{parts.mount_point}/root", "/", "--proc", "/proc")
     for name in READ_ONLY_PROC:

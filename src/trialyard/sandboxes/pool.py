@@ -51,7 +51,7 @@ class HostBoxes:
         host = self.open()
         if is_snapshot(kind.image.name):
             await in_thread(lambda _: host.snapshots.check_after_boot(kind.image.name))
-        return await NamespaceSandbox.launch(host, kind.image, kind.limits, kind.workdir)
+        return await NamespaceSandbox.launch(host, kind.image, kind.limits, kind.workdir, kind.user)
 
     async def close(self) -> bool:
         host, self.host = self.host, None
@@ -106,7 +106,7 @@ class NamespacePool(BoxPool):
         if lease is None or not isinstance(lease.box, NamespaceSandbox):
             raise NotFoundError(f"box {sandbox.id} is not in use from this pool; it cannot fork")
         box = lease.box
-        kind = BoxKind(box.image, box.limits, box.workdir)
+        kind = BoxKind(box.image, box.limits, box.workdir, box.user)
         claim = self._claim(kind, count, owner, 0)
         return self._fork(box, kind, claim, timeout_s)
 

@@ -11,13 +11,18 @@ from types import MappingProxyType
 
 from trialyard.core.errors import UserError
 from trialyard.sandboxes.protocol import UserIds, run_body
-from trialyard.sandboxes.system_files import HOME
+from trialyard.sandboxes.system_files import HOME, ROOT_HOME
 from trialyard.sandboxes.users import Account, environment_of
 
 DEFAULT_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/opt/trialyard/python/bin",
     "HOME": HOME,
     "LANG": "C.UTF-8",
+}
+ROOT_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
+    "/opt/trialyard/python/bin",
+    "HOME": ROOT_HOME,
 }
 
 

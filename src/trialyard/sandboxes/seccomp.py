@@ -116,7 +116,7 @@ class _Filter:
 
 def _export(box: _Filter, rules: Iterable[Rule]) -> bytes:
     for rule in rules:
-        box.add(_ALLOW if rule.allow else _refuse(REFUSED_ERRNO), rule.call, rule.when)
+        box.add(_ALLOW if rule.allow else _refuse(rule.errno), rule.call, rule.when)
     return box.export()
 
 

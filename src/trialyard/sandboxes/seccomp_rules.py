@@ -20,7 +20,7 @@ LOW_32_BITS = 0xFFFFFFFF
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_TYPE = 0xF
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-_NETLINK_ROUTE = 0
+_NETLINK_ROUTE, _NETLINK_AUDIT = 0, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Allows a call (or refuses it with EPERM) when all comparisons hold."""
+    """Allows a call (or refuses it with `errno`) when all comparisons hold."""
 
     call: str | int
     allow: bool = True
     when: tuple[Comparison, ...] = ()
+    errno: int = REFUSED_ERRNO
 
 
 def call_rules() -> Iterator[Rule]:
@@ -50,6 +51,9 @@ def call_rules() -> Iterator[Rule]:
         yield Rule("personality", when=(Comparison(0, persona),))
     yield Rule("clone", when=(Comparison(0, 0, _NEW_NAMESPACES),))
     yield from (Rule("socket", when=when) for when in _sockets())
+    # As on a kernel without auditing: useradd, su and the like give up at any other refusal.
+    audit = (Comparison(0, socket.AF_NETLINK), Comparison(2, _NETLINK_AUDIT))
+    yield Rule("socket", allow=False, when=audit, errno=errno.EPROTONOSUPPORT)
 
 
 def _sockets() -> Iterator[tuple[Comparison, ...]]:

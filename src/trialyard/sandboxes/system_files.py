@@ -17,6 +17,8 @@ from trialyard.core.ids import content_hash
 USER = "user"
 BOX_UID = 1000
 HOME = "/home/user"
+ROOT = "root"
+ROOT_HOME = "/root"
 
 _COPIED_NAMES = (
     "alternatives bash.bashrc ca-certificates debian_version fonts gai.conf host.conf inputrc "
@@ -27,10 +29,13 @@ _COPIED_NAMES = (
 _COPIED = tuple(_COPIED_NAMES.split())
 
 _WRITTEN = {
-    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+    "passwd": f"{ROOT}:x:0:0:root:{ROOT_HOME}:/bin/sh\n"
     f"{USER}:x:{BOX_UID}:{BOX_UID}::{HOME}:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "group": f"root:x:0:\n{USER}:x:{BOX_UID}:\nnogroup:x:65534:\n",
+    "group": f"root:x:0:\ntty:x:5:\n{USER}:x:{BOX_UID}:\nnogroup:x:65534:\n",
+    "pam.d/other": "auth sufficient pam_rootok.so\nauth required pam_deny.so\n"
+    "account required pam_permit.so\nsession required pam_permit.so\n"
+    "password required pam_deny.so\n",
     "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
     "hostname": "box\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\n"
@@ -70,6 +75,7 @@ def shared_etc(parent: Path, *, scratch: Path | None = None, host_etc: Path = Pa
         for source in sources:
             _copy(source, unfinished / source.relative_to(host_etc))
         for name, text in _WRITTEN.items():
+            (unfinished / name).parent.mkdir(exist_ok=True)
             (unfinished / name).write_text(text)
         (unfinished / "os-release").symlink_to("/usr/lib/os-release")
         (unfinished / "mtab").symlink_to("/proc/self/mounts")

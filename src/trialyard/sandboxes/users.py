@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trialyard.core.errors import FileAccessError, UserError
 from trialyard.sandboxes.protocol import MAX_GROUPS, UserIds
-from trialyard.sandboxes.system_files import BOX_UID, HOME, USER
+from trialyard.sandboxes.system_files import BOX_UID, HOME, ROOT, USER
 
 MAX_ID = 65_535
 MAX_BYTES = 1 << 20
@@ -61,6 +61,14 @@ def own_user(read: ReadFile, user: str | int) -> None:
             f"user {user!r}: commands of this box run as {USER!r} ({BOX_UID}) alone; acquire the "
             'box with user="root" for commands of other users'
         )
+
+
+def root_user(read: ReadFile, user: str | int) -> Account | None:
+    """Whom a command of a box with root inside becomes; None: root, as it is.
+
+    Raises `UserError`.
+    """
+    return None if user in (ROOT, 0, "0") else find_user(read, user)
 
 
 def environment_of(user: Account) -> dict[str, str]:

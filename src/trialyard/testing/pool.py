@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from trialyard.core.errors import NotFoundError, ResourceExhausted, SandboxLost, UserError
-from trialyard.core.sandbox import Limits, Sandbox
+from trialyard.core.sandbox import BoxUser, Limits, Sandbox
 from trialyard.testing.sandbox import FakeSandbox, FakeSnapshot, Program, exited, scripted
 
 
@@ -53,6 +53,7 @@ class FakePool:
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,
@@ -64,13 +65,14 @@ class FakePool:
                 limits=limits,
                 owner=owner,
                 workdir=workdir,
+                user=user,
                 priority=priority,
                 timeout_s=timeout_s,
                 ttl_s=ttl_s,
             )
         )
 
-    def acquire_many(
+    def acquire_many(  # noqa: PLR0913 - a lease is said in full at one place
         self,
         count: int,
         *,
@@ -78,11 +80,14 @@ class FakePool:
         limits: Limits,
         owner: str,
         workdir: str = "/work",
+        user: BoxUser = "user",
         priority: int = 0,
         timeout_s: float = 60.0,
         ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[list[Sandbox]]:
         self.image_digest(image)
+        if user not in ("user", "root"):
+            raise UserError(f"user {user!r}: must be 'user' or 'root'")
         if not 1 <= count <= self._max_boxes:
             raise UserError(f"count {count}: must be between 1 and max_boxes {self._max_boxes}")
         if ttl_s is not None and not 0 < ttl_s <= limits.wall_s:

@@ -8,27 +8,26 @@ from pathlib import Path
 import pytest
 
 from trialyard.core.errors import ResourceExhausted
-from trialyard.sandboxes import owner as owner_module
 from trialyard.sandboxes.hierarchies import Hierarchy
-from trialyard.sandboxes.owner import UIDS_PER_BLOCK, Owner, UidAllocator
+from trialyard.sandboxes.owner import UIDS_PER_BLOCK, IdAllocator, Owner
 from trialyard.sandboxes.reclaim import reclaim_dead_owners
 
 
 def test_two_allocators_never_give_one_uid_twice(tmp_path: Path) -> None:
-    first, second = UidAllocator(tmp_path), UidAllocator(tmp_path)
+    first, second = IdAllocator(tmp_path), IdAllocator(tmp_path)
     count = UIDS_PER_BLOCK + 3
     uids = [allocator.take() for allocator in (first, second) for _ in range(count)]
     assert len(set(uids)) == len(uids)
     assert min(uids) >= 200_000
     for allocator in (first, second):
         allocator.close()
-    third = UidAllocator(tmp_path)
+    third = IdAllocator(tmp_path)
     assert third.take() == 200_000  # the locks of the others are gone
     third.close()
 
 
 def test_a_uid_comes_again_only_after_all_others(tmp_path: Path) -> None:
-    allocator = UidAllocator(tmp_path)
+    allocator = IdAllocator(tmp_path)
     uid = allocator.take()
     allocator.give_back(uid)
     others = [allocator.take() for _ in range(UIDS_PER_BLOCK - 1)]
@@ -37,9 +36,8 @@ def test_a_uid_comes_again_only_after_all_others(tmp_path: Path) -> None:
     allocator.close()
 
 
-def test_uids_can_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "MAX_BLOCKS", 1)
-    allocator = UidAllocator(tmp_path)
+def test_uids_can_run_out(tmp_path: Path) -> None:
+    allocator = IdAllocator(tmp_path, max_blocks=1)
     for _ in range(UIDS_PER_BLOCK):
         allocator.take()
     with pytest.raises(ResourceExhausted, match="uids"):
