@@ -6,12 +6,13 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.backend import Backend
 from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend
+from trialyard.sandboxes.owner import IDS_PER_RANGE, RANGE_BASE
 from trialyard.sandboxes.pool import NamespacePool
 
 PYTHON = "/opt/trialyard/python/bin/python3"
@@ -43,9 +44,11 @@ def namespace_pool(
 
 
 @contextlib.asynccontextmanager
-async def a_box(pool: NamespacePool) -> AsyncIterator[NamespaceSandbox]:
+async def a_box(
+    pool: NamespacePool, *, user: BoxUser = "user", image: str = HOST
+) -> AsyncIterator[NamespaceSandbox]:
     """A box with the default limits, as what it is."""
-    async with pool.acquire(image=HOST, limits=Limits(), owner="test") as box:
+    async with pool.acquire(image=image, limits=Limits(), owner="test", user=user) as box:
         assert isinstance(box, NamespaceSandbox)
         yield box
 
@@ -72,11 +75,17 @@ def status_of(pid: int) -> dict[str, str]:
 
 def processes_of_uid(uid: int) -> list[int]:
     """Host pids of all processes of one uid."""
+    return processes_of_uids(range(uid, uid + 1))
+
+
+def processes_of_uids(uids: range) -> list[int]:
+    """Host pids of all processes of some uids."""
     found = []
     for entry in os.listdir("/proc"):
         try:
             status = status_of(int(entry)) if entry.isdigit() else {}
-            if status.get("Uid", "").split()[:1] == [str(uid)] and status["State"][0] != "Z":
+            uid = status.get("Uid", "").split()[:1]
+            if uid and int(uid[0]) in uids and status["State"][0] != "Z":
                 found.append(int(entry))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -97,7 +106,8 @@ def processes_of_owner(owner: str) -> list[int]:
 
 def all_processes(uid: int) -> list[int]:
     """Those of a box and of the program that set it up."""
-    return processes_of_uid(uid) + processes_of_uid(uid + SETUP_UID_OFFSET)
+    of_range = range(uid, uid + IDS_PER_RANGE) if uid >= RANGE_BASE else range(uid, uid + 1)
+    return processes_of_uids(of_range) + processes_of_uid(uid + SETUP_UID_OFFSET)
 
 
 def groups_of(owner: str) -> list[Path]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.boxes import BACKENDS
 from tests.probes.harness import probes, run_probe
 
 FIRST_TEN = probes()[:10]
@@ -24,6 +25,14 @@ def test_the_first_ten_are_the_first_ten() -> None:
 @pytest.mark.parametrize("probe", OF_EVERY_KIND, ids=lambda probe: probe.name)
 async def test_the_probe_is_contained_by_an_oci_runtime(probe: Path, tmp_path: Path) -> None:
     await run_probe(probe, tmp_path, backend="oci")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("probe", OF_EVERY_KIND, ids=lambda probe: probe.name)
+async def test_the_probe_is_contained_with_root_inside(
+    probe: Path, backend: str, tmp_path: Path
+) -> None:
+    await run_probe(probe, tmp_path, backend=backend, user="root")
 
 
 @pytest.mark.parametrize("probe", FIRST_TEN[:9:4], ids=lambda probe: probe.name)

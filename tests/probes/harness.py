@@ -26,12 +26,12 @@ from tests.boxes import (
     all_processes,
     groups_of,
     namespace_pool,
-    processes_of_uid,
+    processes_of_uids,
     warm_interpreter,
 )
 from tests.probes.planted import Planted, plant
 from trialyard.core.errors import FileAccessError
-from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
+from trialyard.core.sandbox import BoxUser, ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 
@@ -52,6 +52,7 @@ class Run:
     pool: NamespacePool
     mounts: str
     warm: bool
+    user: BoxUser
     rss_before_bytes: int
     results: list[ExecResult] = field(default_factory=list)
     uids: set[int] = field(default_factory=set)
@@ -84,7 +85,12 @@ def limits_of(expect: dict[str, Any]) -> Limits:
 
 
 async def run_probe(
-    probe: Path, tmp_path: Path, *, warm: bool = False, backend: str = "namespace"
+    probe: Path,
+    tmp_path: Path,
+    *,
+    warm: bool = False,
+    backend: str = "namespace",
+    user: BoxUser = "user",
 ) -> None:
     """Raises AssertionError with everything that was not as it should be.
 
@@ -92,7 +98,7 @@ async def run_probe(
     """
     expect = json.loads((probe / "expect.json").read_text())
     if expect.get("harness_action") == "sigkill_supervisor_after_1s":
-        check_supervisor_killed(probe, expect, backend)
+        check_supervisor_killed(probe, expect, backend, user)
         return
     mounts = Path("/proc/self/mounts").read_text()
     pool = namespace_pool(max_boxes=4, warm_per_kind=1, backend=backend)
@@ -100,7 +106,7 @@ async def run_probe(
         if warm:
             await warm_interpreter(pool, WARM_START)
         async with plant(pool, tmp_path) as planted:
-            run = Run(probe, expect, planted, pool, mounts, warm, own_rss_bytes())
+            run = Run(probe, expect, planted, pool, mounts, warm, user, own_rss_bytes())
             for phase in expect.get("phases", [1]):
                 await run_phase(run, phase)
             check_outcome(run)
@@ -113,7 +119,8 @@ async def run_probe(
 async def run_phase(run: Run, phase: int) -> None:
     expect, limits = run.expect, limits_of(run.expect)
     entry = expect["entry"]
-    async with run.pool.acquire(image="host", limits=limits, owner=f"phase {phase}") as box:
+    lease = run.pool.acquire(image="host", limits=limits, owner=f"phase {phase}", user=run.user)
+    async with lease as box:
         assert isinstance(box, NamespaceSandbox)
         run.uids.add(box.host_uid)
         await box.write(f"/work/{entry}", (run.probe / entry).read_bytes(), mode=0o755)
@@ -129,7 +136,7 @@ async def run_phase(run: Run, phase: int) -> None:
         run.results.append(result)
         assert wall_s <= expect["outcome"]["max_wall_s"], f"took {wall_s:.1f} s"
         if "pids_within_limit" in expect["host_invariants"]:
-            assert len(processes_of_uid(box.host_uid)) <= limits.pids + 1
+            assert len(processes_of_uids(box.host_uids)) <= limits.pids + 1
         if "disk_within_limit" in expect["host_invariants"] and box.alive:
             used = os.statvfs(f"/proc/{box.host_pid}/root")
             assert (used.f_blocks - used.f_bfree) * used.f_frsize <= limits.disk_bytes
@@ -328,7 +335,8 @@ async def main():
     probe = Path(sys.argv[1])
     expect = json.loads((probe / "expect.json").read_text())
     pool = namespace_pool(warm_per_kind=1, backend=sys.argv[2])
-    async with pool.acquire(image="host", limits=limits_of(expect), owner="probe") as box:
+    limits, user = limits_of(expect), sys.argv[3]
+    async with pool.acquire(image="host", limits=limits, owner="probe", user=user) as box:
         await box.write("/work/probe.py", (probe / "probe.py").read_bytes())
         print(box.host_uid, pool._host.owner.name, flush=True)
         def say(name, data): print(data.decode().strip(), flush=True)
@@ -337,10 +345,12 @@ asyncio.run(main())
 """
 
 
-def check_supervisor_killed(probe: Path, expect: dict[str, Any], backend: str) -> None:
+def check_supervisor_killed(
+    probe: Path, expect: dict[str, Any], backend: str, user: BoxUser
+) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     supervisor = subprocess.Popen(
-        [sys.executable, "-c", _SUPERVISOR, str(probe), backend],
+        [sys.executable, "-c", _SUPERVISOR, str(probe), backend, user],
         stdout=subprocess.PIPE,
         text=True,
     )
