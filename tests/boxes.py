@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from tests.timing import scaled
 from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.backend import Backend
@@ -60,7 +61,7 @@ async def warm_interpreter(pool: NamespacePool, argv: Sequence[str]) -> None:
         await box.run([*argv, "-c", ""], env=env)
         assert pool._host is not None
         assert pool._host.zygotes is not None
-        for _ in range(1000):
+        for _ in range(int(scaled(10) / 0.01)):
             if pool._host.zygotes.find([*argv, "-c", ""], env) is not None:
                 return
             await asyncio.sleep(0.01)
@@ -93,11 +94,12 @@ def processes_of_uids(uids: range) -> list[int]:
 
 
 def processes_of_owner(owner: str) -> list[int]:
-    """Host pids of all processes in the cgroups of one owner's boxes."""
+    """Host pids of the living processes in the cgroups of one owner's boxes."""
     found = []
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and f"/{owner}" in Path("/proc", entry, "cgroup").read_text():
+            groups = Path("/proc", entry, "cgroup").read_text() if entry.isdigit() else ""
+            if f"/{owner}" in groups and status_of(int(entry))["State"][0] != "Z":
                 found.append(int(entry))
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.boxes import BACKENDS, PYTHON, namespace_pool
+from tests.timing import scaled
 from trialyard.core.errors import SandboxLost
 from trialyard.core.image import Image
 from trialyard.core.sandbox import ExecStatus, Limits, SandboxPool
@@ -31,7 +32,7 @@ class Hit:
     argv: tuple[str, ...]
     status: ExecStatus
     hit: str
-    timeout_s: float | None = 30.0
+    timeout_s: float | None = scaled(30.0)
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -63,7 +64,9 @@ HITS = {
     "pids": Hit(Limits(pids=12), python(FORK), EXITED, "pids"),
     "cpu seconds": Hit(Limits(cpu_s=0.3), python("while True: pass"), TIMEOUT, "cpu"),
     "wall of the command": Hit(Limits(), ("sleep", "60"), TIMEOUT, "wall", timeout_s=0.3),
-    "wall of the box": Hit(Limits(wall_s=0.4), ("sleep", "60"), TIMEOUT, "wall", timeout_s=None),
+    "wall of the box": Hit(
+        Limits(wall_s=scaled(0.4)), ("sleep", "60"), TIMEOUT, "wall", timeout_s=None
+    ),
     "idle": Hit(Limits(idle_s=0.3), ("sh", "-c", "echo a; sleep 60"), TIMEOUT, "idle"),
     "output": Hit(
         Limits(output_bytes=1000), ("sh", "-c", "head -c 5000 /dev/zero"), EXITED, "output"
@@ -99,9 +102,9 @@ async def test_a_limit_that_is_hit_is_named(pool: SandboxPool, name: str) -> Non
 
 
 async def test_what_stays_below_every_limit_hits_none(pool: SandboxPool) -> None:
-    limits = Limits(cpu_s=20, idle_s=20, wall_s=60)
+    limits = Limits(cpu_s=scaled(20), idle_s=scaled(20), wall_s=scaled(60))
     async with pool.acquire(image="host", limits=limits, owner="test") as box:
-        result = await box.run(["sh", "-c", "echo a > f; cat f; sleep 0.1"], timeout_s=20)
+        result = await box.run(["sh", "-c", "echo a > f; cat f; sleep 0.1"], timeout_s=scaled(20))
         assert (result.stdout, result.limits_hit) == (b"a\n", frozenset())
 
 

@@ -30,6 +30,7 @@ from tests.boxes import (
     warm_interpreter,
 )
 from tests.probes.planted import Planted, plant
+from tests.timing import scaled
 from trialyard.core.errors import FileAccessError
 from trialyard.core.sandbox import BoxUser, ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -130,11 +131,11 @@ async def run_phase(run: Run, phase: int) -> None:
             [*start, entry],
             env=environment(run, phase) | (WARM_ENV if run.warm else {}),
             stdin=b"x" * expect.get("stdin_bytes", 0),
-            timeout_s=expect["limits"]["wall_s"],
+            timeout_s=scaled(expect["limits"]["wall_s"]),
         )
         wall_s = time.monotonic() - started_s
         run.results.append(result)
-        assert wall_s <= expect["outcome"]["max_wall_s"], f"took {wall_s:.1f} s"
+        assert wall_s <= scaled(expect["outcome"]["max_wall_s"]), f"took {wall_s:.1f} s"
         if "pids_within_limit" in expect["host_invariants"]:
             assert len(processes_of_uids(box.host_uids)) <= limits.pids + 1
         if "disk_within_limit" in expect["host_invariants"] and box.alive:
@@ -144,7 +145,7 @@ async def run_phase(run: Run, phase: int) -> None:
             await check_download(run, box)
         ended_s = time.monotonic()
     while all_processes(box.host_uid):
-        assert time.monotonic() - ended_s < 5, "processes of the box live on"
+        assert time.monotonic() - ended_s < scaled(5), "processes of the box live on"
         await asyncio.sleep(0.01)
     run.cleanup_s = time.monotonic() - ended_s
 
@@ -257,7 +258,7 @@ def _no_sysv_ipc_left(run: Run) -> None:
 
 
 def _cleaned_up_soon(run: Run) -> None:
-    assert run.cleanup_s < 5
+    assert run.cleanup_s < scaled(5)
 
 
 def _no_setuid_file(run: Run) -> None:
@@ -308,7 +309,7 @@ async def check_download(run: Run, box: NamespaceSandbox) -> None:
     assert not (refused and "must_contain" in wanted), refused
     if wanted.get("deep") == "refused_with_clear_error":
         assert "nested deeper" in refused
-    assert time.monotonic() - started_s < wanted.get("max_s", 10)
+    assert time.monotonic() - started_s < scaled(wanted.get("max_s", 10))
     for name in wanted.get("must_contain", []):
         assert name in files
     secrets_of = {"${HOST_SECRET}": run.planted.secret, "${OTHER_SECRET}": run.planted.other_secret}
@@ -363,7 +364,7 @@ def check_supervisor_killed(
         assert len(all_processes(uid)) >= 4
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
-    deadline_s = time.monotonic() + 2
+    deadline_s = time.monotonic() + scaled(2)
     while all_processes(uid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert all_processes(uid) == []

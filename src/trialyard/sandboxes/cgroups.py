@@ -18,6 +18,7 @@ from trialyard.core.errors import LimitUnsupported
 from trialyard.core.sandbox import Limits
 from trialyard.sandboxes.hierarchies import (
     CONTROLLERS,
+    CORE,
     PARENT,
     Hierarchy,
     hand_down,
@@ -61,17 +62,21 @@ _COUNTERS: Mapping[int, Mapping[str, _Counter]] = {
     1: {
         **_PIDS,
         "oom": _Counter("memory", ("memory.oom_control",), lambda t: _keyed(t, "oom_kill")),
+        "limit": _Counter("memory", ("memory.limit_in_bytes",), _plain),
         "peak": _Counter("memory", ("memory.max_usage_in_bytes",), _plain),
         "cpu": _Counter("cpuacct", ("cpuacct.usage",), lambda t: _plain(t) // 1000),
     },
     2: {
         **_PIDS,
         "oom": _Counter("memory", ("memory.events",), lambda t: _keyed(t, "oom_kill")),
+        "refused": _Counter("memory", ("memory.events",), lambda t: _keyed(t, "oom")),
         "peak": _Counter("memory", ("memory.peak", "memory.current"), _plain),
         "cpu": _Counter("cpu", ("cpu.stat",), lambda t: _keyed(t, "usage_usec")),
     },
 }
 _PEAKS = ("peak", "pids_peak")
+_CHARGE_BYTES = 256 << 10
+"""What the kernel asks for at once, at most, when it cannot do with less."""
 
 
 @dataclass(slots=True)
@@ -90,6 +95,7 @@ class BoxCgroup:
     """Limits of the box for which this host has no controller."""
     _fds: dict[str, int] = field(default_factory=dict)
     _highest: dict[str, int] = field(default_factory=dict)
+    _sampled: set[str] = field(default_factory=set)
 
     @property
     def _own_overhead(self) -> int:
@@ -102,13 +108,16 @@ class BoxCgroup:
 
     def _read(self, name: str) -> int:
         for version in (1, 2):
-            counter = _COUNTERS[version][name]
-            have = self.directories.get(counter.controller)
-            if have is None or have[0] != version:
+            counter = _COUNTERS[version].get(name)
+            have = self.directories.get(counter.controller) if counter else None
+            if counter is None or have is None or have[0] != version:
                 continue
             fd = self._fds.get(name)
             if fd is None:
-                fd = self._fds[name] = _open_first(have[1], counter.files)
+                fd, is_best = _open_first(have[1], counter.files)
+                self._fds[name] = fd
+                if name in _PEAKS and not is_best:
+                    self._sampled.add(name)
             value = 0 if fd < 0 else counter.parse(os.pread(fd, 4096, 0).decode())
             if name not in _PEAKS:
                 return value
@@ -117,13 +126,27 @@ class BoxCgroup:
         return 0
 
     def sample_peaks(self) -> None:
-        """Take note of what is in use now."""
+        """Take note of what is in use now, where the kernel keeps no peak."""
         for name in _PEAKS:
-            self._read(name)
+            if name in self._sampled or name not in self._fds:
+                self._read(name)
 
     def oom_kills(self) -> int:
         """Processes that the kernel killed because the box was out of memory."""
-        return self._read("oom")
+        kills = self._read("oom")
+        return kills if kills and self._was_at_limit() else 0
+
+    def host_oom_kills(self) -> int:
+        """Processes that the kernel killed because memory ran out outside the box."""
+        kills = self._read("oom")
+        return 0 if kills and self._was_at_limit() else kills
+
+    def _was_at_limit(self) -> bool:
+        """Version 1 does not count every refusal (memory.memsw.failcnt stays 0 on Linux 6.18)."""
+        limit = self._read("limit")
+        if limit:
+            return self._read("peak") + _CHARGE_BYTES > limit
+        return self._read("refused") > 0
 
     def cpu_us(self) -> int:
         return self._read("cpu")
@@ -160,12 +183,12 @@ class BoxCgroup:
         return not left
 
 
-def _open_first(directory: str, names: Iterable[str]) -> int:
-    """The first file that is there, or -1."""
+def _open_first(directory: str, names: tuple[str, ...]) -> tuple[int, bool]:
+    """A descriptor of the first file that is there, or -1; whether it is the best one."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    return -1
+            return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC), name == names[0]
+    return -1, False
 
 
 def read_members(path: str) -> list[int]:
@@ -329,6 +352,7 @@ def _make_parent(directory: Path, version: int, names: Iterable[str]) -> dict[st
         return dict.fromkeys(names, error.strerror or str(error))
     refused: dict[str, str] = {}
     if version == 2:
-        for inner in (directory.parent.parent, directory.parent, directory):
-            refused |= hand_down(inner, set(names) - refused.keys())
+        wanted = set(names) - {CORE}
+        for inner in (directory.parent.parent, directory.parent, directory) if wanted else ():
+            refused |= hand_down(inner, wanted - refused.keys())
     return refused

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from trialyard.sandboxes.box_view import BoxView
+from trialyard.sandboxes.box_view import BoxView, goes_for_memory
 
 POLL_S = 0.5
 """How often a long command is checked for memory and CPU time."""
-OUT_OF_MEMORY = "it ran out of memory"
 
 
 class Clocks:
@@ -50,9 +49,9 @@ class Clocks:
         now_s = self._loop.time()
         limits = self._box.limits
         now = self._box.counters()
-        if now.oom_kills > 0:
-            self._box.destroy(OUT_OF_MEMORY)
-        elif now_s >= self._deadline_s or self._box.wall_left_s() <= 0:
+        if goes_for_memory(self._box, now):
+            return
+        if now_s >= self._deadline_s or self._box.wall_left_s() <= 0:
             self._on_over("wall")
         elif self._idle_s is not None and now_s - self._last_output_s >= self._idle_s:
             self._on_over("idle")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from trialyard.core.errors import SandboxLost
 from trialyard.core.sandbox import ExecResult, ExecStatus, OutputCallback
-from trialyard.sandboxes.box_view import BoxView
-from trialyard.sandboxes.clocks import OUT_OF_MEMORY, Clocks
+from trialyard.sandboxes.box_view import OUT_OF_MEMORY, BoxView, goes_for_memory
+from trialyard.sandboxes.clocks import Clocks
 from trialyard.sandboxes.meter import Ending, Meter, Output
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.streams import Ends, InputStream, OutputStream
@@ -164,9 +164,7 @@ class Command:
             self._after_exit()
 
     def _after_sigkill(self) -> None:
-        if self._box.counters().oom_kills > 0:
-            self._box.destroy(OUT_OF_MEMORY)
-        else:
+        if not goes_for_memory(self._box, self._box.counters()):
             self._after_exit()
 
     def _after_exit(self) -> None:
@@ -217,6 +215,8 @@ class Command:
         if self.done.done():
             return
         after = self._box.counters()
+        if not after.oom_kills and self._reason is None and goes_for_memory(self._box, after):
+            return  # what the host did is nobody's result; the end of the box says so
         self._release()
         if self._callback_error is not None:
             self.done.set_exception(self._callback_error)

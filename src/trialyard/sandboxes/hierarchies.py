@@ -19,6 +19,8 @@ PARENT = "trialyard"
 LEAF = "trialyard-supervisor"
 """Where the processes go that were in a group from which controllers are handed down."""
 CONTROLLERS = ("memory", "pids", "cpu")
+CORE = "core"
+"""In place of a controller: a version 2 tree that has none still kills and freezes whole boxes."""
 _COUNTED = frozenset({*CONTROLLERS, "cpuacct"})
 _DELEGATED = ("user.delegate", "trusted.delegate")
 """Extended attributes by which systemd says that a group is its processes' own."""
@@ -43,7 +45,7 @@ def read_hierarchies() -> list[Hierarchy]:
 
 
 def find_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
-    """Hierarchies from the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    """Hierarchies from the texts of /proc/self/mountinfo and /proc/self/cgroup, version 2 first."""
     own = {}
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -61,10 +63,10 @@ def find_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
             root = _choose_root(Path(point), group)
         else:
             root = group if _is_delegated(group) else _choose_root(Path(point), group)
-            names = _offered(root)
+            names = _offered(root) or frozenset({CORE})
         if names:
             found.append(Hierarchy(root, 1 if kind == "cgroup" else 2, names))
-    return found
+    return sorted(found, key=lambda hierarchy: -hierarchy.version)
 
 
 def _unescaped(text: str) -> str:

@@ -18,7 +18,7 @@ from trialyard.core.sandbox import BoxUser, FileStat, Limits
 from trialyard.sandboxes.box_commands import BoxCommands
 from trialyard.sandboxes.box_content import BoxContent
 from trialyard.sandboxes.box_process import BoxProcess, outside_evidence
-from trialyard.sandboxes.box_view import Counters
+from trialyard.sandboxes.box_view import HOST_OUT_OF_MEMORY, Counters
 from trialyard.sandboxes.cgroups import BoxCgroup
 from trialyard.sandboxes.command_methods import CommandMethods
 from trialyard.sandboxes.files import BoxFiles
@@ -197,7 +197,11 @@ class NamespaceSandbox(CommandMethods):
         group = self._cgroup
         group.sample_peaks()
         return Counters(
-            group.cpu_us(), group.oom_kills(), group.pids_refused(), self._network.throttled
+            group.cpu_us(),
+            group.oom_kills(),
+            group.host_oom_kills(),
+            group.pids_refused(),
+            self._network.throttled,
         )
 
     def peaks(self) -> tuple[int, int]:
@@ -366,7 +370,8 @@ class NamespaceSandbox(CommandMethods):
             return SandboxLost(
                 f"box {self._id} is gone: {self._why}", host_evidence=self._host_evidence
             )
-        evidence = outside_evidence(wait_status)
+        killed = self._cgroup.host_oom_kills()
+        evidence = HOST_OUT_OF_MEMORY if killed else outside_evidence(wait_status)
         return SandboxLost(
             f"box {self._id} vanished: {evidence or 'its PID 1 ended'}", host_evidence=evidence
         )

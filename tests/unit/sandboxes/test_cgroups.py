@@ -112,6 +112,40 @@ def test_version_2_counters_are_read(v2: CgroupParent, tmp_path: Path) -> None:
     box.close_counters()
 
 
+@pytest.mark.parametrize(
+    ("events", "own", "of_the_host"),
+    [
+        ("oom 0\noom_kill 0\n", 0, 0),
+        ("oom 1\noom_kill 2\noom_group_kill 1\n", 2, 0),
+        ("max 9\noom 0\noom_kill 2\noom_group_kill 1\n", 0, 2),
+    ],
+)
+def test_the_host_may_run_out_of_memory_before_the_box(
+    v2: CgroupParent, tmp_path: Path, events: str, own: int, of_the_host: int
+) -> None:
+    box, _ = v2.prepare("u1", LIMITS)
+    group = tmp_path / "trialyard" / "me" / "u1"
+    group.mkdir()
+    (group / "memory.events").write_text(events)
+    assert (box.oom_kills(), box.host_oom_kills()) == (own, of_the_host)
+    box.close_counters()
+
+
+@pytest.mark.parametrize(("peak_bytes", "own"), [(0, 0), (63 << 20, 0), ((64 << 20) - 4096, 2)])
+def test_with_version_1_the_peak_tells_whose_limit_was_reached(
+    tmp_path: Path, peak_bytes: int, own: int
+) -> None:
+    parent = CgroupParent([Hierarchy(tmp_path, 1, frozenset({"memory", "pids", "cpu"}))], "me")
+    box, _ = parent.prepare("u1", LIMITS)
+    group = tmp_path / "trialyard" / "me" / "u1"
+    group.mkdir()
+    (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (group / "memory.limit_in_bytes").write_text(f"{64 << 20}\n")
+    (group / "memory.max_usage_in_bytes").write_text(f"{peak_bytes}\n")
+    assert (box.oom_kills(), box.host_oom_kills()) == (own, 2 - own)
+    box.close_counters()
+
+
 def test_a_counter_that_the_kernel_lacks_reads_zero(v2: CgroupParent, tmp_path: Path) -> None:
     box, _ = v2.prepare("u1", LIMITS)
     (tmp_path / "trialyard" / "me" / "u1").mkdir()

@@ -6,6 +6,7 @@ it hands no controller down.
 
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from trialyard.core.errors import LimitUnsupported
 from trialyard.core.sandbox import Limits
 from trialyard.sandboxes import hierarchies
 from trialyard.sandboxes.cgroups import CgroupParent
-from trialyard.sandboxes.hierarchies import LEAF, Hierarchy, find_hierarchies, hand_down
+from trialyard.sandboxes.hierarchies import CORE, LEAF, Hierarchy, find_hierarchies, hand_down
 
 ALL = frozenset({"memory", "pids", "cpu"})
 
@@ -45,9 +46,18 @@ def test_version_1_controllers_are_found_where_they_are_mounted(tmp_path: Path) 
     }
 
 
-def test_an_empty_version_2_tree_beside_version_1_gives_nothing(tmp_path: Path) -> None:
-    unified = version_2(tmp_path / "unified", "\n")
-    assert find_hierarchies(mountinfo((str(unified), "cgroup2", "x")), "0::/\n") == []
+def test_a_version_2_tree_without_controllers_kills_and_freezes(tmp_path: Path) -> None:
+    unified, memory = version_2(tmp_path / "unified", "\n"), tmp_path / "memory"
+    memory.mkdir()
+    text = mountinfo((str(memory), "cgroup", "memory"), (str(unified), "cgroup2", "x"))
+    first, second = find_hierarchies(text, "3:memory:/\n0::/\n")
+    assert (first.root, first.version, first.controllers) == (unified, 2, frozenset({CORE}))
+    assert (second.root, second.version) == (memory, 1)
+    parent = CgroupParent([first, second], "me")
+    box, steps = parent.prepare("u1", Limits(enforcement="best-effort"))
+    assert box.joins == tuple(f"{root}/trialyard/me/u1" for root in (unified, memory))
+    assert box.not_enforced == {"pids", "cpu"}
+    assert not any("unified" in word for flag, word in pairwise(steps) if flag == "--set")
 
 
 def test_version_2_controllers_come_from_its_own_list(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.boxes import (
     processes_of_owner,
     processes_of_uid,
 )
+from tests.timing import scaled
 from trialyard.core.errors import SandboxLost
 from trialyard.core.sandbox import ExecStatus, Limits
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -56,7 +57,7 @@ asyncio.run(main())
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + scaled(timeout_s)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
@@ -134,7 +135,7 @@ async def test_a_box_killed_from_the_host_is_lost_with_evidence(
             os.kill(pid, signal.SIGKILL)
     with pytest.raises(SandboxLost) as lost:
         await task
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < scaled(2)
     assert "outside" in lost.value.host_evidence
     with pytest.raises(SandboxLost) as lost:
         await box.run(["true"])
@@ -218,7 +219,7 @@ async def test_two_hundred_boxes_leave_nothing() -> None:
 
 
 async def warm(pool: NamespacePool, count: int) -> None:
-    for _ in range(500):
+    for _ in range(int(scaled(5) / 0.01)):
         if pool.counters()["warm"] == count:
             return
         await asyncio.sleep(0.01)
@@ -232,7 +233,7 @@ async def test_warm_boxes_are_ready_and_refilled() -> None:
         created = pool.counters()["created"]
         started = time.monotonic()
         async with pool.acquire(image="host", limits=Limits(), owner="test") as box:
-            assert time.monotonic() - started < 0.1
+            assert time.monotonic() - started < scaled(0.1)
             assert pool.counters()["created"] == created
             assert (await box.run(["true"])).ok
     await pool.close()
@@ -258,7 +259,7 @@ async def test_a_forgotten_box_is_reaped_at_its_deadline() -> None:
     box = await lease.__aenter__()
     assert isinstance(box, NamespaceSandbox)
     assert pool.leases() == {box.id: "forgetful"}
-    await asyncio.sleep(1)
+    await asyncio.sleep(scaled(1))
     assert processes_of_uid(box.host_uid) == []
     await lease.__aexit__(None, None, None)
     await pool.close()

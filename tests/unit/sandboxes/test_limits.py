@@ -3,10 +3,12 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.boxes import PYTHON, namespace_pool, processes_of_uid
+from tests.timing import scaled
 from trialyard.core.errors import LimitUnsupported, SandboxLost
 from trialyard.core.sandbox import ExecResult, ExecStatus, Limits
 from trialyard.sandboxes.hierarchies import read_hierarchies
@@ -20,7 +22,8 @@ async def python_under(
     pool: NamespacePool, limits: Limits, code: str, timeout_s: float = 20
 ) -> ExecResult:
     async with pool.acquire(image="host", limits=limits, owner="test") as box:
-        return await box.run([PYTHON, "-I", "-S", "-c", code], timeout_s=timeout_s)
+        argv = [PYTHON, "-I", "-S", "-c", code]
+        return await box.run(argv, timeout_s=scaled(timeout_s))
 
 
 async def test_memory_out_of_bounds_is_oom_whoever_dies(pool: NamespacePool) -> None:
@@ -42,10 +45,27 @@ async def test_oom_is_noticed_while_the_leader_waits_and_kills_the_box(
         started = time.monotonic()
         result = await box.run([PYTHON, "-I", "-S", "-c", code])
         assert result.status is ExecStatus.OOM
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < scaled(5)
         with pytest.raises(SandboxLost, match="out of memory") as lost:
             await box.run(["true"])
         assert lost.value.host_evidence == ""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_memory_that_runs_out_around_the_box_is_not_the_boxs_fault(waits: bool) -> None:
+    pool = namespace_pool()
+    async with pool.acquire(image="host", limits=Limits(), owner="test") as box:
+        assert isinstance(box, NamespaceSandbox)
+        version, group = box.cgroup.directories["memory"]
+        name = "memory.limit_in_bytes" if version == 1 else "memory.max"
+        Path(group).parent.joinpath(name).write_text(str(64 * MIB))
+        big = "x = b'x' * (200 << 20)"
+        if waits:
+            big = f"import os, time\nif os.fork() == 0: {big}\ntime.sleep(60)"
+        with pytest.raises(SandboxLost) as lost:
+            await box.run([PYTHON, "-I", "-S", "-c", big], timeout_s=scaled(20))
+        assert "ran out of memory" in lost.value.host_evidence
+    await pool.close()
 
 
 async def test_a_program_that_kills_itself_is_no_oom(box: NamespaceSandbox) -> None:
@@ -117,8 +137,8 @@ except OSError as error: print(len(files), error.errno)
 
 async def test_wall_time_of_a_command_keeps_what_was_said(box: NamespaceSandbox) -> None:
     started = time.monotonic()
-    result = await box.run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout_s=0.3)
-    assert time.monotonic() - started < 2
+    result = await box.run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout_s=scaled(0.3))
+    assert time.monotonic() - started < scaled(2)
     assert result.status is ExecStatus.TIMEOUT
     assert result.limits_hit == {"wall"}
     assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
@@ -127,7 +147,7 @@ async def test_wall_time_of_a_command_keeps_what_was_said(box: NamespaceSandbox)
 
 
 async def test_wall_time_of_the_box_ends_the_box(pool: NamespacePool) -> None:
-    async with pool.acquire(image="host", limits=Limits(wall_s=0.5), owner="test") as box:
+    async with pool.acquire(image="host", limits=Limits(wall_s=scaled(0.5)), owner="test") as box:
         result = await box.run(["sleep", "60"])
         assert result.status is ExecStatus.TIMEOUT
         assert result.limits_hit == {"wall"}
@@ -137,7 +157,7 @@ async def test_wall_time_of_the_box_ends_the_box(pool: NamespacePool) -> None:
 
 
 async def test_idle_time_counts_from_the_last_output(pool: NamespacePool) -> None:
-    async with pool.acquire(image="host", limits=Limits(idle_s=0.4), owner="test") as box:
+    async with pool.acquire(image="host", limits=Limits(idle_s=scaled(0.4)), owner="test") as box:
         talks = "for i in 1 2 3 4; do echo $i; sleep 0.2; done"
         assert (await box.run(["sh", "-c", talks])).ok
         result = await box.run(["sh", "-c", "echo 1; sleep 60"])
@@ -150,8 +170,8 @@ async def test_cpu_seconds_count_over_the_box(pool: NamespacePool) -> None:
     limits = Limits(cpu_s=0.4)
     async with pool.acquire(image="host", limits=limits, owner="test") as box:
         burn = [PYTHON, "-I", "-S", "-c", "import time\nwhile time.process_time() < 0.3: pass"]
-        assert (await box.run(burn, timeout_s=10)).ok
-        result = await box.run(burn, timeout_s=10)
+        assert (await box.run(burn, timeout_s=scaled(10))).ok
+        result = await box.run(burn, timeout_s=scaled(10))
         assert result.status is ExecStatus.TIMEOUT
         assert result.limits_hit == {"cpu"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trialyard.sandboxes.backend import find_bubblewrap
 from trialyard.sandboxes.cgroups import CgroupParent
 from trialyard.sandboxes.doctor.finding import Finding, attempt
-from trialyard.sandboxes.hierarchies import CONTROLLERS, read_hierarchies
+from trialyard.sandboxes.hierarchies import CONTROLLERS, CORE, read_hierarchies
 from trialyard.sandboxes.host import check_privilege
 from trialyard.sandboxes.native import native_program
 from trialyard.sandboxes.owner import UID_BASE
@@ -101,7 +101,7 @@ def _user_namespace_cure() -> str:
 def _cgroups() -> Finding:
     hierarchies = read_hierarchies()
     usable = [h for h in hierarchies if os.access(h.root, os.W_OK)]
-    have = {name: h.version for h in usable for name in h.controllers}
+    have = {name: h.version for h in usable for name in h.controllers if name != CORE}
     missing = [name for name in CONTROLLERS if name not in have]
     listed = ", ".join(f"{name} v{version}" for name, version in sorted(have.items()))
     if missing:
