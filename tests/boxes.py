@@ -9,12 +9,25 @@ from pathlib import Path
 from tests.timing import scaled
 from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.images.host import HOST, host_image
+from trialyard.sandboxes import box_commands, box_process, command, namespace, reclaim, zygote
 from trialyard.sandboxes.backend import Backend
 from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.oci import SETUP_UID_OFFSET, OciBackend
 from trialyard.sandboxes.owner import IDS_PER_RANGE, RANGE_BASE
 from trialyard.sandboxes.pool import NamespacePool
+
+_PATIENCE = (
+    (namespace, "START_TIMEOUT_S _REMOVE_TIMEOUT_S"),
+    (box_commands, "_SEND_TIMEOUT_S"),
+    (box_process, "_WAIT_S"),
+    (command, "KILL_TIMEOUT_S SIGKILL_GRACE_S"),
+    (reclaim, "_RECLAIM_TIMEOUT_S"),
+    (zygote, "_STOP_TIMEOUT_S"),
+)
+for module, names in _PATIENCE:  # an emulated machine is slow in the supervisor too
+    for name in names.split():
+        setattr(module, name, scaled(getattr(module, name)))
 
 PYTHON = "/opt/trialyard/python/bin/python3"
 OCI_RUNTIME = os.environ.get("TRIALYARD_TEST_OCI_RUNTIME", "runc")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.boxes import BACKENDS, namespace_pool
+from tests.timing import scaled
 from trialyard.core.errors import (
     FileAccessError,
     NotFoundError,
@@ -181,11 +182,11 @@ async def test_no_room_is_resource_exhausted_until_a_box_is_given_back(pool: San
     def acquire(timeout_s: float):  # type: ignore[no-untyped-def]
         return pool.acquire(image="host", limits=Limits(), owner="t", timeout_s=timeout_s)
 
-    async with acquire(10), acquire(10):
+    async with acquire(scaled(10)), acquire(scaled(10)):
         with pytest.raises(ResourceExhausted, match="no room"):
             await acquire(0.05).__aenter__()
         assert pool.counters()["live"] == 2
-    async with acquire(10) as box:
+    async with acquire(scaled(10)) as box:
         assert (await box.run(["true"])).ok
 
 
@@ -246,7 +247,7 @@ async def test_a_group_comes_whole_or_not_at_all(pool: SandboxPool) -> None:
             count, image="host", limits=Limits(), owner="group", timeout_s=timeout_s
         )
 
-    async with acquire(2, 10) as boxes:
+    async with acquire(2, scaled(10)) as boxes:
         assert len({box.id for box in boxes}) == 2
         assert all([(await box.run(["true"])).ok for box in boxes])
         assert pool.counters()["live"] == 2
@@ -256,7 +257,7 @@ async def test_a_group_comes_whole_or_not_at_all(pool: SandboxPool) -> None:
             await acquire(2, 0.05).__aenter__()
         assert pool.counters()["live"] == 1
     with pytest.raises(UserError, match="count 3"):
-        acquire(3, 10)
+        acquire(3, scaled(10))
 
 
 async def test_two_groups_take_turns(pool: SandboxPool) -> None:
