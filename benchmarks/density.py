@@ -21,7 +21,7 @@ from typing import Any
 
 from trialyard.core.sandbox import Limits, Sandbox
 from trialyard.images.host import HOST, host_image
-from trialyard.sandboxes.cgroups import PARENT, read_hierarchies
+from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 
