@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
 
-.PHONY: help setup quickstart test check bench probes chaos clean
+.PHONY: help setup quickstart test check bench probes chaos test-cgroup2 clean
 
 help:
-	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/  -/'
+	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed 's/:.*##/  -/'
 
 setup: .stamps/setup ## install everything: Debian packages, virtual environment, native program
 
@@ -37,6 +37,9 @@ probes: setup ## every hostile program of tests/probes
 
 chaos: setup ## kill 200 supervisors at random moments; nothing may be left
 	TRIALYARD_CHAOS_KILLS=200 $(BIN)/python -m pytest tests/scenario/test_chaos.py -q --timeout 1800
+
+test-cgroup2: setup ## the sandbox tests on Debian's cloud kernel with cgroup version 2, in qemu
+	$(BIN)/python tools/cgroup2/run.py
 
 clean: ## remove what setup and runs made
 	rm -rf $(VENV) .stamps runs build src/*.egg-info src/trialyard/_native
