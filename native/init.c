@@ -188,7 +188,7 @@ static void run_from_memfd(const struct request *request, int *fds, int num_fds)
 static void kill_command(const struct request *request) {
     int in_shell = request->flags & FLAG_IN_SHELL;
     struct command *slot = find_by_id(in_shell ? request->shell : request->id);
-    struct target target = {slot ? slot->leader : 0, LOCKS_MARKER - request->id, in_shell};
+    struct target target = {slot ? slot->leader : 0, LOCKS_MARKER - request->id, in_shell, 0};
     if (request->flags & FLAG_ALONE || (slot && slot->alone && num_running == 1 && !in_shell))
         kill_everything();
     else
@@ -198,8 +198,15 @@ static void kill_command(const struct request *request) {
 }
 
 static void send_signal(const struct request *request) {
-    struct command *slot = find_by_id(request->id);
-    if (slot) kill(request->flags & FLAG_LEADER_ONLY ? slot->leader : -slot->leader, request->signal);
+    int in_shell = request->flags & FLAG_IN_SHELL;
+    struct command *slot = find_by_id(in_shell ? request->shell : request->id);
+    if (!slot) return;
+    if (in_shell) {
+        struct target target = {slot->leader, LOCKS_MARKER - request->id, 1, slot->leader};
+        signal_target(&target, request->signal);
+    } else {
+        kill(request->flags & FLAG_LEADER_ONLY ? slot->leader : -slot->leader, request->signal);
+    }
 }
 
 static void serve(const struct request *request, size_t length, int *fds, int num_fds) {

@@ -28,8 +28,11 @@ struct target {
     pid_t leader; /* 0: has ended, or was forked by a zygote */
     rlim_t marker;
     int in_shell;
+    pid_t session; /* 0: any */
 };
 
+/* One pass over /proc; returns how many processes of the target it found. */
+int signal_target(const struct target *target, int number);
 void kill_lineage(const struct target *target);
 void kill_everything(void);
 

@@ -27,14 +27,22 @@ static ssize_t read_proc(pid_t pid, const char *file, char *text, size_t size) {
     return length;
 }
 
-/* The parent, 0 when it is outside (a zygote's fork), -1 when there is no such process. */
-static pid_t parent_of(pid_t pid, int *dead) {
-    char text[512];
+struct process {
+    pid_t parent; /* 0 when it is outside: a zygote's fork */
+    pid_t session;
+    int dead;
+};
+
+/* Returns 0, or -1 when there is no such process. */
+static int look_at(pid_t pid, struct process *process) {
+    char text[512], state;
     if (read_proc(pid, "stat", text, sizeof text) <= 0) return -1;
     char *after_name = strrchr(text, ')');
-    if (!after_name || strlen(after_name) < 5) return -1;
-    *dead = after_name[2] == 'Z' || after_name[2] == 'X';
-    return atoi(after_name + 4);
+    if (!after_name || sscanf(after_name, ") %c %d %*d %d", &state, &process->parent,
+                              &process->session) != 3)
+        return -1;
+    process->dead = state == 'Z' || state == 'X';
+    return 0;
 }
 
 /* Its marker. The kernel tells it about processes of other users only in this file. */
@@ -55,20 +63,19 @@ static int marker_of(pid_t pid, rlim_t *marker) {
 
 static int belongs(pid_t pid, const struct target *target) {
     rlim_t marker;
-    int dead = 0, ancestor_dead;
-    pid_t parent = parent_of(pid, &dead);
-    if (dead || parent < 0 || marker_of(pid, &marker) < 0) return 0;
+    struct process process, ancestor = {0};
+    if (look_at(pid, &process) < 0 || process.dead || marker_of(pid, &marker) < 0) return 0;
+    if (target->session && process.session != target->session) return 0;
     if (target->in_shell && (pid == target->leader || marker > target->marker)) return 0;
-    for (pid_t ancestor = pid; ancestor > 1; ancestor = parent) {
-        if (target->leader && ancestor == target->leader) return 1;
-        if (find_by_leader(ancestor)) return 0;
-        if (ancestor != pid) parent = parent_of(ancestor, &ancestor_dead);
+    for (pid_t each = pid; each > 1; each = ancestor.parent) {
+        if (target->leader && each == target->leader) return 1;
+        if (find_by_leader(each)) return 0;
+        if (look_at(each, &ancestor) < 0) break;
     }
     return marker <= target->marker;
 }
 
-/* One pass over /proc; returns how many processes of the target it found. */
-static int kill_pass(const struct target *target) {
+int signal_target(const struct target *target, int number) {
     int found = 0;
     DIR *proc = opendir("/proc");
     if (!proc) return 1;
@@ -76,7 +83,7 @@ static int kill_pass(const struct target *target) {
         pid_t pid = atoi(entry->d_name);
         if (pid <= 1 || !belongs(pid, target)) continue;
         found++;
-        kill(pid, SIGKILL);
+        kill(pid, number);
     }
     closedir(proc);
     return found;
@@ -95,7 +102,7 @@ static long now_ms(void) {
 
 void kill_lineage(const struct target *target) {
     long deadline_ms = now_ms() + KILL_DEADLINE_MS;
-    while (kill_pass(target) > 0) {
+    while (signal_target(target, SIGKILL) > 0) {
         while (reap(WNOHANG)) continue;
         if (now_ms() > deadline_ms) return kill_everything();
         usleep(200);

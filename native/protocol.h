@@ -29,11 +29,10 @@ enum {
 };
 
 /* KILL: FLAG_ALONE when nothing but this command has run in the box meanwhile; FLAG_IN_SHELL
- * for a command of a shell, whose leader (of command `shell`) stays. */
-enum { FLAG_ALONE = 1, FLAG_IN_SHELL = 2 };
-
-/* SIGNAL: FLAG_LEADER_ONLY, not its whole process group. */
-enum { FLAG_LEADER_ONLY = 1 };
+ * for a command of a shell, whose leader (of command `shell`) stays.
+ * SIGNAL: to the process group, or FLAG_LEADER_ONLY, or FLAG_IN_SHELL: to what a command of a
+ * shell has started and what is still in the shell's session. */
+enum { FLAG_ALONE = 1, FLAG_IN_SHELL = 2, FLAG_LEADER_ONLY = 4 };
 
 struct request {
     uint32_t op;

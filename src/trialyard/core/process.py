@@ -107,7 +107,8 @@ class Shell(Protocol):
         """
 
     async def interrupt(self) -> None:
-        """Ctrl-C for the command that runs now, if one does."""
+        """Ctrl-C for the command that runs now, if one does: its programs get SIGINT, and once
+        they have ended the rest of its text is not run."""
 
     async def close(self) -> None:
         """Kill the shell and all that it started. Idempotent; never raises."""

@@ -13,7 +13,7 @@ from trialyard.core.network import Network, NetworkAttempt
 from trialyard.core.record import Record
 
 if TYPE_CHECKING:
-    from trialyard.core.process import Process, PtySize
+    from trialyard.core.process import Process, PtySize, Shell
 
 
 class Limits(Record):
@@ -189,6 +189,20 @@ class Sandbox(Protocol):
         With `stdin` None its stdin stays open for `Process.write`. With `pty` it runs on a
         terminal of that size, which `stdin` is typed on and which stays open; it may take
         input as long as it runs. Otherwise as `run`.
+        """
+
+    async def shell(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        pty: "PtySize | None" = None,
+    ) -> "Shell":
+        """Start bash, or sh in an image without it, and keep it for many commands.
+
+        With `pty` its commands run on a terminal of that size. Raises as `run` does, and
+        `ShellEnded` when the image has neither.
         """
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:

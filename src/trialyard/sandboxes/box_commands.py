@@ -16,7 +16,7 @@ from trialyard.sandboxes import protocol
 from trialyard.sandboxes.box_process import BoxProcess
 from trialyard.sandboxes.box_view import BoxView
 from trialyard.sandboxes.cgroups import BoxCgroup
-from trialyard.sandboxes.command import KILL_TIMEOUT_S, Command, CommandOptions
+from trialyard.sandboxes.command import KILL_TIMEOUT_S, Command, CommandOptions, Watch
 from trialyard.sandboxes.protocol import Reply
 from trialyard.sandboxes.request import RunRequest
 from trialyard.sandboxes.streams import Ends
@@ -61,10 +61,11 @@ class BoxCommands:
         options: CommandOptions,
         *,
         warm: Zygotes | None = None,
+        watch: Watch | None = None,
     ) -> Command:
         """Start a command on `ends`. One that cannot be started ends with 126 or 127.
 
-        `warm` are the interpreters that may stand in for it.
+        `warm` are the interpreters that may stand in for it; `watch` takes its output over.
         """
         zygote = self._zygote_for(request, warm)
         command = Command(
@@ -73,6 +74,7 @@ class BoxCommands:
             ends,
             options,
             ask_kill=self._ask_kill,
+            watch=watch,
             forked=zygote is not None,
         )
         self._commands[command.id] = command
@@ -199,6 +201,11 @@ class BoxCommands:
     def signal(self, command: Command, number: int, *, leader_only: bool = False) -> None:
         if not command.done.done():
             self._tell(protocol.signal_request(command.id, number, leader_only=leader_only))
+
+    def signal_in_shell(self, shell: Command, id: int, number: int) -> None:
+        """To what command `id` of a shell runs, but not to the shell."""
+        if not shell.done.done():
+            self._tell(protocol.signal_request(id, number, shell=shell.id))
 
     def take(self, reply: Reply) -> None:
         """A message of PID 1; one about nothing we know is no harm."""

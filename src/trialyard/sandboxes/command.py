@@ -31,6 +31,10 @@ KILL_TIMEOUT_S = 2.0
 """PID 1 must have killed a command by then, or the box goes."""
 
 
+Watch = Callable[[str, bytes], None]
+"""Takes over what comes from a command: the name of the stream, and what is kept of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommandOptions:
     """How a command is to be treated, apart from what it is."""
@@ -61,6 +65,7 @@ class Command:
         options: CommandOptions,
         *,
         ask_kill: Callable[["Command"], None],
+        watch: Watch | None = None,
         forked: bool = False,
     ) -> None:
         self.id = id
@@ -72,6 +77,7 @@ class Command:
         self.ends = ends
         self.done: asyncio.Future[ExecResult] = self._loop.create_future()
         self.done.add_done_callback(_look_at)
+        self._watch = watch
         self._on_output = options.on_output
         self._callback_error: BaseException | None = None
         self._reason: ExecStatus | None = None
@@ -100,6 +106,9 @@ class Command:
         stream: OutputStream
 
         def on_chunk(kept: bytes) -> None:
+            if self._watch is not None:
+                self._watch(name, kept)
+                return
             self._clocks.output_came()
             if self._on_output is not None and kept:
                 self._call_back(name, kept)

@@ -3,11 +3,12 @@
 A box inherits `run`, `start` and `shell`; what else a box is does not matter here.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trialyard.core.errors import UserError
+from trialyard.core.errors import FileAccessError, UserError
 from trialyard.core.process import PtySize
 from trialyard.core.sandbox import ExecResult, Limits, OutputCallback
 from trialyard.sandboxes.box_commands import BoxCommands
@@ -15,6 +16,8 @@ from trialyard.sandboxes.command import CommandOptions
 from trialyard.sandboxes.files import BoxFiles
 from trialyard.sandboxes.process import CommandProcess
 from trialyard.sandboxes.request import RunRequest, check_request
+from trialyard.sandboxes.shell import BoxShell, ShelledBox
+from trialyard.sandboxes.shell_script import BashScript, PosixScript, ShellScript
 from trialyard.sandboxes.streams import pipe_ends
 from trialyard.sandboxes.users import Account
 from trialyard.sandboxes.zygote import Zygotes
@@ -27,6 +30,10 @@ class CommandMethods(ABC):
     _files: BoxFiles
     _limits: Limits
     _workdir: str
+
+    @abstractmethod
+    def _view(self) -> ShelledBox:
+        """The box as its commands see it."""
 
     @abstractmethod
     async def _ready_for_command(self) -> None:
@@ -84,6 +91,27 @@ class CommandMethods(ABC):
             ends = self._files.open_terminal(pty)
         command = await self._commands.start(request, ends, options)
         return CommandProcess(command, self._commands, on_terminal=pty is not None)
+
+    async def shell(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        pty: PtySize | None = None,
+    ) -> BoxShell:
+        request = await self._request(("bash",), env, cwd, user)
+        script = self._shell_script(request.env.get("PATH", ""))
+        ends = pipe_ends(with_stdin=False) if pty is None else self._files.open_terminal(pty)
+        return await BoxShell.open(self._view(), self._commands, script, request, ends)
+
+    def _shell_script(self, path: str) -> ShellScript:
+        """bash, or else sh; numbers high up, where scripts do not open their files."""
+        for directory in path.split(":"):
+            with contextlib.suppress(FileAccessError, UserError):
+                if self._files.stat(f"{directory}/bash").kind in ("file", "link"):
+                    return BashScript(min(250, self._limits.open_files) - 8)
+        return PosixScript()
 
     async def _request(
         self,

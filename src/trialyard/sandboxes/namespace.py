@@ -27,6 +27,7 @@ from trialyard.sandboxes.network.box import BoxNetwork
 from trialyard.sandboxes.owner import IDS_PER_RANGE
 from trialyard.sandboxes.plan import visible_cpus
 from trialyard.sandboxes.request import ROOT_ENV
+from trialyard.sandboxes.shell import ShelledBox
 from trialyard.sandboxes.users import Account, own_user, root_user
 from trialyard.sandboxes.zygote import Zygotes
 
@@ -225,8 +226,11 @@ class NamespaceSandbox(CommandMethods):
 
     # --- commands -----------------------------------------------------------------------
 
+    def _view(self) -> ShelledBox:
+        return self
+
     async def _ready_for_command(self) -> None:
-        await self._check_alive()
+        await self.check_alive()
         await self._network.open(self._process.init_pidfd)
 
     def _warm(self) -> Zygotes | None:
@@ -247,39 +251,39 @@ class NamespaceSandbox(CommandMethods):
     # --- files --------------------------------------------------------------------------
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        await self._check_alive()
+        await self.check_alive()
         return self._files.read(path, max_bytes)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._check_alive()
+        await self.check_alive()
         self._files.write(path, data, mode)
 
     async def upload(self, files: Mapping[str, bytes], *, directory: str) -> None:
-        await self._check_alive()
+        await self.check_alive()
         self._files.upload(files, directory)
 
     async def download(
         self, directory: str, *, max_bytes: int = 64 << 20, max_files: int = 4096
     ) -> dict[str, bytes]:
-        await self._check_alive()
+        await self.check_alive()
         return self._files.download(directory, max_bytes, max_files)
 
     async def list(self, path: str) -> list[FileStat]:
-        await self._check_alive()
+        await self.check_alive()
         return self._files.list(path)
 
     async def stat(self, path: str) -> FileStat:
-        await self._check_alive()
+        await self.check_alive()
         return self._files.stat(path)
 
     async def remove(self, path: str) -> None:
-        await self._check_alive()
+        await self.check_alive()
         self._files.remove(path)
 
     # --- network ------------------------------------------------------------------------
 
     async def relay(self, port: int, socket_path: str) -> None:
-        await self._check_alive()
+        await self.check_alive()
         await self._network.relay(self._process.init_pidfd, port, socket_path)
 
     def network_log(self) -> tuple[NetworkAttempt, ...]:
@@ -296,7 +300,7 @@ class NamespaceSandbox(CommandMethods):
             if self._end is not None:
                 await asyncio.shield(self._lost)
             if self._process.layer_fd < 0:
-                await self._check_alive()
+                await self.check_alive()
             content = BoxContent(
                 os.dup(self._process.layer_fd),
                 self._image,
@@ -309,7 +313,8 @@ class NamespaceSandbox(CommandMethods):
 
     # --- the end ------------------------------------------------------------------------
 
-    async def _check_alive(self) -> None:
+    async def check_alive(self) -> None:
+        """Raises `SandboxLost` once the box is gone or going."""
         if self._end is not None:
             lost = await asyncio.shield(self._lost)
             raise SandboxLost(str(lost), host_evidence=lost.host_evidence)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trialyard.core.errors import SandboxError
 from trialyard.core.network import NetworkAttempt
-from trialyard.core.process import Process
+from trialyard.core.process import Process, Shell
 from trialyard.core.sandbox import ExecResult, FileStat, Sandbox
 from trialyard.sandboxes.box_events import CommandEnded, FileOperation, Observer, Via
 
@@ -72,17 +72,17 @@ class CommandTeller:
 class ObservedShell:
     """Does what `shell` does."""
 
-    def __init__(self, shell: Any, teller: CommandTeller) -> None:
+    def __init__(self, shell: Shell, teller: CommandTeller) -> None:
         self._shell = shell
         self._teller = teller
 
     @property
     def alive(self) -> bool:
-        return bool(self._shell.alive)
+        return self._shell.alive
 
     @property
     def dropped_bytes(self) -> int:
-        return int(self._shell.dropped_bytes)
+        return self._shell.dropped_bytes
 
     async def run(self, command: str, **options: Any) -> ExecResult:
         ending = self._shell.run(command, **options)

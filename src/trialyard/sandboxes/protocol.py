@@ -15,8 +15,7 @@ FIRST_SECCOMP_FD = 4
 RUN, KILL, SIGNAL = 1, 2, 3
 HELLO, EXITED, KILLED = 1, 2, 3
 FLAG_STDIN, FLAG_BODY_IN_MEMFD, FLAG_SHARED, FLAG_TERMINAL, FLAG_USER = 1, 2, 4, 8, 16
-FLAG_ALONE, FLAG_IN_SHELL = 1, 2
-FLAG_LEADER_ONLY = 1
+FLAG_ALONE, FLAG_IN_SHELL, FLAG_LEADER_ONLY = 1, 2, 4
 
 LOCKS_MARKER = 1 << 40
 """Command N and all that it starts have a hard RLIMIT_LOCKS of this minus N (native/init.c)."""
@@ -88,10 +87,16 @@ def kill_request(id: int, *, alone: bool = False, shell: int | None = None) -> b
     return _REQUEST.pack(KILL, id, flags, 0, 0, 0, 0, shell or 0, 0, 0, 0, 0)
 
 
-def signal_request(id: int, number: int, *, leader_only: bool = False) -> bytes:
-    """Send a signal to a command's process group, or to its leader; not answered."""
+def signal_request(
+    id: int, number: int, *, leader_only: bool = False, shell: int | None = None
+) -> bytes:
+    """Send a signal to a command's process group, or to its leader; not answered.
+
+    With `shell`, command `id` is one of that shell, and what it runs gets the signal.
+    """
     flags = FLAG_LEADER_ONLY if leader_only else 0
-    return _REQUEST.pack(SIGNAL, id, flags, 0, 0, 0, number, 0, 0, 0, 0, 0)
+    flags |= FLAG_IN_SHELL if shell is not None else 0
+    return _REQUEST.pack(SIGNAL, id, flags, 0, 0, 0, number, shell or 0, 0, 0, 0, 0)
 
 
 def fork_request(

@@ -33,6 +33,11 @@ class Ends:
     first_extra_fd: int = 0
     """Where those beyond the standard ones are placed."""
 
+    def give(self, fd: int) -> None:
+        """One more for the command. It may open it anew too, as /dev/stderr for instance."""
+        self.given.append(fd)
+        os.fchmod(fd, 0o666)
+
     def close_given(self) -> None:
         """The command has copies of its own now."""
         while self.given:
@@ -52,12 +57,12 @@ def pipe_ends(*, with_stdin: bool) -> Ends:
     ends = Ends(flags=FLAG_STDIN if with_stdin else 0)
     try:
         if with_stdin:
-            theirs, ends.stdin_fd = _pipe()
-            ends.given.append(theirs)
-        ends.stdout_fd, theirs = _pipe()
-        ends.given.append(theirs)
-        ends.stderr_fd, theirs = _pipe()
-        ends.given.append(theirs)
+            theirs, ends.stdin_fd = os.pipe2(os.O_CLOEXEC)
+            ends.give(theirs)
+        ends.stdout_fd, theirs = os.pipe2(os.O_CLOEXEC)
+        ends.give(theirs)
+        ends.stderr_fd, theirs = os.pipe2(os.O_CLOEXEC)
+        ends.give(theirs)
     except OSError as error:
         ends.close()
         raise ResourceExhausted(
@@ -65,10 +70,6 @@ def pipe_ends(*, with_stdin: bool) -> Ends:
             "files (ulimit -n) or run fewer commands at once"
         ) from error
     return ends
-
-
-def _pipe() -> tuple[int, int]:
-    return os.pipe2(os.O_CLOEXEC)
 
 
 class OutputStream:
@@ -91,6 +92,7 @@ class OutputStream:
         self._kept_bytes = 0
         self.total_bytes = 0
         self._fd = fd
+        self._paused: asyncio.TimerHandle | None = None
         if fd >= 0:
             os.set_blocking(fd, False)
             loop.add_reader(fd, self._on_readable)
@@ -115,6 +117,16 @@ class OutputStream:
         self._kept.clear()
         self._kept_bytes = self.total_bytes = 0
 
+    def pause(self, pause_s: float) -> None:
+        """Read no more for a moment: whoever writes has to wait."""
+        if self._fd >= 0 and self._paused is None:
+            self._loop.remove_reader(self._fd)
+            self._paused = self._loop.call_later(pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._fd, self._on_readable)
+
     def drain(self) -> None:
         """Take all that is in the pipe now."""
         for _ in range(_CHUNKS_PER_WAKEUP + 1):
@@ -123,7 +135,7 @@ class OutputStream:
 
     def _on_readable(self) -> None:
         for _ in range(_CHUNKS_PER_WAKEUP):
-            if not self._read_once():
+            if self._paused is not None or not self._read_once():
                 break
         if self.ended:
             self._on_end()
@@ -151,6 +163,8 @@ class OutputStream:
         return True
 
     def close(self) -> None:
+        if self._paused is not None:
+            self._paused.cancel()
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
