@@ -8,7 +8,7 @@ import pytest
 from tests.boxes import BACKENDS, namespace_pool, processes_of_uid
 from trialyard.core.errors import SandboxLost, StdinClosed, UserError
 from trialyard.core.process import PtySize
-from trialyard.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, SandboxPool
+from trialyard.core.sandbox import BoxUser, ExecResult, ExecStatus, Limits, Sandbox, SandboxPool
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.testing.pool import FakePool
 from trialyard.testing.sandbox import FakeCall, exited
@@ -37,11 +37,13 @@ async def box(pool: SandboxPool) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, "root"])
 async def real_box(request: pytest.FixtureRequest) -> AsyncIterator[NamespaceSandbox]:
-    made = namespace_pool(max_boxes=1, backend=request.param)
+    is_root = request.param == "root"
+    made = namespace_pool(max_boxes=1, backend="namespace" if is_root else request.param)
+    user: BoxUser = "root" if is_root else "user"
     limits = Limits(output_bytes=1 << 16)
-    async with made.acquire(image="host", limits=limits, owner="test") as sandbox:
+    async with made.acquire(image="host", limits=limits, owner="test", user=user) as sandbox:
         assert isinstance(sandbox, NamespaceSandbox)
         yield sandbox
     await made.close()
@@ -176,6 +178,7 @@ async def test_a_program_that_does_not_read_holds_up_the_writer_alone(
         await writing
     closer = await real_box.start(["sh", "-c", "exec <&-; echo closed; sleep 60"], stdin=None)
     await until(lambda: closer.output()[0])
+    await asyncio.sleep(0.1)  # PID 1 lets go of its copy a moment after the start
     with pytest.raises(StdinClosed):
         await closer.write(b"x")
 
