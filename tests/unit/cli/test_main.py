@@ -8,7 +8,7 @@ import pytest
 
 from trialyard.cli.main import COMMANDS, main
 from trialyard.cli.rollout import printable
-from trialyard.cli.sandbox import parse_size
+from trialyard.cli.sandbox_flags import parse_size
 from trialyard.core.errors import UserError
 
 
