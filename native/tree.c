@@ -242,7 +242,8 @@ void bind_read_only(const char *source, const char *path, unsigned long flags) {
  * directory `target`. An overlay checks every access twice, and once with the rights of who mounted
  * it: here a stranger without rights over files. */
 static int overlay_as_stranger(int target) {
-    if (chdir(disk) < 0 || mkdir("nothing", 0755) < 0) fail("mkdir below %s", disk);
+    if (chdir(disk) < 0) fail("chdir %s", disk);
+    if (mkdir("nothing", 0755) < 0 && errno != EEXIST) fail("mkdir below %s", disk);
     if (setgroups(0, NULL) < 0) fail("setgroups");
     setfsgid(STRANGER);
     setfsuid(STRANGER); /* takes the capabilities over files away too */
@@ -266,8 +267,7 @@ void show_public(const char *source, const char *path) {
     int target = open_in_tree(path, O_PATH | O_DIRECTORY);
     if (target < 0) fail("open %s", path);
     int done = overlay_as_stranger(target);
-    if (umount2("source", MNT_DETACH) < 0 || rmdir("source") < 0 || rmdir("nothing") < 0 ||
-        chdir("/") < 0)
+    if (umount2("source", MNT_DETACH) < 0 || rmdir("source") < 0 || chdir("/") < 0)
         fail("hide %s", source);
     close(target);
     if (done < 0) bind_plain(source, path, MS_RDONLY | MS_NODEV);

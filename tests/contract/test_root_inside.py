@@ -97,7 +97,7 @@ async def python(box: Sandbox, code: str) -> str:
 async def test_commands_are_root_with_the_capabilities_of_a_container(
     box: NamespaceSandbox,
 ) -> None:
-    assert set(ROOT_CAPABILITIES) == set(CAPABILITIES)
+    assert ROOT_CAPABILITIES == CAPABILITIES
     text = await shell(box, "id -u; id -g; cat /proc/self/status")
     uid, gid, *lines = text.splitlines()
     assert (uid, gid) == ("0", "0")
@@ -262,6 +262,14 @@ async def test_one_box_does_not_change_the_image_of_another(
     assert (lower / "usr/bin/env").stat().st_uid == 0
     async with a_box(pool, user="root", image="debian") as box:
         assert (await shell(box, "cat /var/www/page; stat -c %u /usr/bin/env")) == "of www-data0\n"
+
+
+async def test_the_system_is_all_there(box: NamespaceSandbox) -> None:
+    inside = Path(f"/proc/{box.host_pid}/root")
+    for path in ("usr", "usr/bin", "usr/lib", "opt/trialyard/python"):
+        listed = (await shell(box, f"ls -A /{path}")).split()
+        assert listed == sorted(listed)
+        assert set(listed) == {each.name for each in (inside / path).iterdir()} != set(), path
 
 
 async def test_a_low_port_and_a_terminal_of_its_group(box: NamespaceSandbox) -> None:
@@ -497,6 +505,9 @@ async def test_private_files_of_the_host_stay_private(tmp_path: Path) -> None:
     (layer / "shut").chmod(0o700)
     pool = namespace_pool(layers={"/opt/trialyard/python": Path("/usr"), "/opt/layer": layer})
     async with a_box(pool, user="root") as box:
+        assert (await shell(box, "ls /opt/layer; ls / | wc -l; ls /usr | wc -l")).split()[:5] == [
+            "group", "open", "private", "run", "shut",
+        ]  # fmt: skip
         text = await shell(box, "cd /opt/layer; stat -c %u:%g:%a . open private; cat open")
         assert text == "0:0:755\n0:0:644\n0:0:600\npublic"
         for path in ("private", "group", "run", "shut/inner"):

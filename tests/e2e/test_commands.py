@@ -68,6 +68,18 @@ def test_without_json_the_exit_code_is_the_commands(argv: list[str], code: int) 
     trialyard("sandbox", "run", *argv, code=code)
 
 
+@pytest.mark.parametrize("backend", ["namespace", "oci"])
+def test_a_command_runs_as_whom_its_flag_names(backend: str, tmp_path: Path) -> None:
+    script = "id -u; chown 5:5 /work 2>/dev/null && echo chowned; cp /etc/hostname /results/name"
+    for user, said in (("user", "1000\n"), ("root", "0\nchowned\n"), ("33", "33\n")):
+        done = trialyard(
+            "sandbox", "run", "--user", user, "--download", f"/results:{tmp_path}/{user}",
+            "--backend", backend, "--allow-vulnerable-runtime", "--", "sh", "-c", script,
+        )  # fmt: skip
+        assert done == said
+        assert (tmp_path / user / "name").read_text() == "box\n"
+
+
 def test_a_sandbox_reaches_what_its_flag_names_and_no_more() -> None:
     code = (
         "import http.client as h, sys\n"

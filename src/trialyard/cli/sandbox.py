@@ -7,8 +7,21 @@ from pathlib import Path
 
 from trialyard.cli import sandbox_log, sandbox_shell, sandbox_table
 from trialyard.cli.command import Commands, add_command, add_json, print_json
-from trialyard.cli.sandbox_files import Download, download, pair, prepare_download, upload
-from trialyard.cli.sandbox_flags import add_box_flags, environment, limits_of, open_box
+from trialyard.cli.sandbox_files import (
+    Download,
+    download,
+    give,
+    pair,
+    prepare_download,
+    upload,
+)
+from trialyard.cli.sandbox_flags import (
+    add_box_flags,
+    command_user,
+    environment,
+    limits_of,
+    open_box,
+)
 from trialyard.cli.sandbox_output import EXIT_INFRASTRUCTURE, exit_code, stream_output
 from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, Limits
@@ -76,10 +89,14 @@ async def _run(
             await upload(sandbox, source, target)
         for source, _ in wanted:
             await prepare_download(sandbox, source)
+        user = command_user(arguments)
+        if user is not None:
+            await give(sandbox, user, [arguments.workdir, "/out", *dict(wanted)])
         result = await sandbox.run(
             argv,
             stdin=stdin,
             env=env,
+            user=user,
             timeout_s=arguments.timeout,
             on_output=None if arguments.json else stream_output,
         )

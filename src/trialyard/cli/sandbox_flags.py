@@ -37,6 +37,13 @@ def add_box_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--env", action="append", default=[], metavar="K=V")
     parser.add_argument("--workdir", default="/work", metavar="D")
+    parser.add_argument(
+        "--user",
+        default="user",
+        metavar="root|NAME|UID",
+        help="whom commands run as (default: an ordinary user); anybody else than that user "
+        "needs a box with a root of its own inside, who is nobody on the host",
+    )
     parser.add_argument("--backend", default="namespace", choices=("namespace", "oci"))
     parser.add_argument("--runtime", default="runc", help="of --backend oci: a name or a path")
     parser.add_argument("--allow-vulnerable-runtime", action="store_true")
@@ -45,6 +52,14 @@ def add_box_flags(parser: argparse.ArgumentParser) -> None:
 def environment(arguments: argparse.Namespace) -> dict[str, str] | None:
     """``--env``. Raises `UserError`."""
     return dict(pair(text, "=", "--env") for text in arguments.env) or None
+
+
+def command_user(arguments: argparse.Namespace) -> str | None:
+    """Whom commands run as; None for the ordinary user of an ordinary box."""
+    from trialyard.sandboxes.system_files import BOX_UID, USER
+
+    user: str = arguments.user
+    return None if user in (USER, str(BOX_UID)) else user
 
 
 @asynccontextmanager
@@ -61,7 +76,11 @@ async def open_box(arguments: argparse.Namespace, limits: Limits) -> AsyncIterat
             allow_vulnerable_runtime=arguments.allow_vulnerable_runtime,
         ) as pool,
         pool.acquire(
-            image=arguments.image, limits=limits, owner="cli", workdir=arguments.workdir
+            image=arguments.image,
+            limits=limits,
+            owner="cli",
+            workdir=arguments.workdir,
+            user="user" if command_user(arguments) is None else "root",
         ) as sandbox,
     ):
         yield sandbox

@@ -11,7 +11,14 @@ import signal
 import sys
 
 from trialyard.cli.command import Commands, add_command
-from trialyard.cli.sandbox_flags import add_box_flags, environment, limits_of, open_box
+from trialyard.cli.sandbox_files import give
+from trialyard.cli.sandbox_flags import (
+    add_box_flags,
+    command_user,
+    environment,
+    limits_of,
+    open_box,
+)
 from trialyard.cli.sandbox_output import EXIT_INFRASTRUCTURE, exit_code, stream_output
 from trialyard.core.errors import SandboxError, ShellEnded, UserError
 from trialyard.core.process import Shell
@@ -52,7 +59,10 @@ def shell_command(arguments: argparse.Namespace) -> int:
 async def _session(arguments: argparse.Namespace, limits: Limits) -> int:
     env = environment(arguments)
     async with open_box(arguments, limits) as sandbox:
-        shell = await sandbox.shell(env=env)
+        user = command_user(arguments)
+        if user is not None:
+            await give(sandbox, user, [arguments.workdir, "/out"])
+        shell = await sandbox.shell(env=env, user=user)
         try:
             with _Interrupts(shell):
                 return await _serve(shell, arguments.timeout)

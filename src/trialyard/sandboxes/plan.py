@@ -30,12 +30,12 @@ _USER_MAP = f"0:0:{BOX_UID},{BOX_UID}:+0:1"
 ROOT_MAP = f"0:+0:{IDS_PER_RANGE}"
 """Root inside and everybody else of its box: the host ids from the box's first on."""
 USERS: tuple[BoxUser, ...] = ("user", "root")
-ROOT_CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", "SETFCAP",
-)  # fmt: skip
-"""Over the box's own ids and namespaces alone. A default container has these, and MKNOD and
-NET_RAW, which no box has."""
+ROOT_CAPABILITIES: Mapping[str, int] = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
+    "SETPCAP": 8, "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18, "AUDIT_WRITE": 29, "SETFCAP": 31,
+}  # fmt: skip
+"""With their numbers; over the box's own ids and namespaces alone. A default container has
+these, and MKNOD and NET_RAW, which no box has."""
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 MASKED_PROC = ("keys", "interrupts", "cmdline")
 """World-readable and about the host; the other well-known ones only root may read."""

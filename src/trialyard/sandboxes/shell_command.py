@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from trialyard.core.sandbox import ExecResult, ExecStatus, OutputCallback
-from trialyard.sandboxes.box_view import BoxView
-from trialyard.sandboxes.clocks import OUT_OF_MEMORY, Clocks
+from trialyard.sandboxes.box_view import BoxView, goes_for_memory
+from trialyard.sandboxes.clocks import Clocks
 from trialyard.sandboxes.command import kill_above_bytes
 from trialyard.sandboxes.meter import Ending, Meter, Output
 from trialyard.sandboxes.shell_script import Report
@@ -77,8 +77,7 @@ class ShellCommand:
     ) -> ExecResult:
         """The result; a reason that we had to stop it stands above what it ended with."""
         after = self._box.counters()
-        if after.oom_kills > 0:
-            self._box.destroy(OUT_OF_MEMORY)
+        if goes_for_memory(self._box, after) and after.oom_kills:
             ending = Ending(ExecStatus.OOM, limits_hit=self._limits_hit)
         elif self.reason is not None:
             ending = Ending(self.reason, limits_hit=self._limits_hit | hit)

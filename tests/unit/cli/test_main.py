@@ -34,6 +34,7 @@ from trialyard.core.errors import UserError
             "entry 'b.org': the port is missing; write HOST:PORT",
         ),
         (["sandbox", "run", "--bandwidth", "1", "--", "true"], "limit bandwidth_bytes_per_s"),
+        (["sandbox", "run", "--user", "stranger", "--", "true"], "user stranger"),
         (["sandbox", "run", "--env", "X", "--", "true"], "--env 'X'"),
         (["bench", "no-such-benchmark"], "known:"),
     ],

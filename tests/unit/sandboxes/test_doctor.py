@@ -29,10 +29,12 @@ def test_this_host_is_safe_and_the_whole_table_is_there() -> None:
     for name in (
         "privilege", "native program", "bubblewrap", "seccomp", "user namespaces", "cgroups",
         "overlayfs", "idmapped mounts", "swap", "uids of boxes", "disk limit", "network filter",
-        "OCI runtime runc",
+        "OCI runtime runc", "ids of boxes with root inside", "boxes with root inside",
     ):  # fmt: skip
         assert name in found
     assert "contain 6 probes" in found[BOXES].detail
+    assert "contain 6 probes" in found["boxes with root inside"].detail
+    assert not found["boxes with root inside"].required
 
 
 def test_a_runtime_with_known_escapes_is_a_note_and_started_when_allowed() -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from trialyard.core.errors import ResourceExhausted
 from trialyard.sandboxes.hierarchies import Hierarchy
-from trialyard.sandboxes.owner import UIDS_PER_BLOCK, IdAllocator, Owner
+from trialyard.sandboxes.owner import (
+    IDS_PER_RANGE,
+    MAX_BLOCKS,
+    MAX_RANGE_BLOCKS,
+    RANGE_BASE,
+    RANGES_PER_BLOCK,
+    UID_BASE,
+    UIDS_PER_BLOCK,
+    IdAllocator,
+    Owner,
+)
 from trialyard.sandboxes.reclaim import reclaim_dead_owners
 
 
@@ -34,6 +44,21 @@ def test_a_uid_comes_again_only_after_all_others(tmp_path: Path) -> None:
     assert uid not in others
     assert allocator.take() == uid
     allocator.close()
+
+
+def test_ranges_are_distinct_among_owners_and_apart_from_uids(tmp_path: Path) -> None:
+    owners = [Owner(tmp_path, name, []) for name in ("a", "b")]
+    firsts = [owner.ranges.take() for owner in owners for _ in range(RANGES_PER_BLOCK + 2)]
+    assert len(set(firsts)) == len(firsts)
+    assert all((first - RANGE_BASE) % IDS_PER_RANGE == 0 for first in firsts)
+    assert min(firsts) > UID_BASE + UIDS_PER_BLOCK * MAX_BLOCKS
+    last = RANGE_BASE + IDS_PER_RANGE * RANGES_PER_BLOCK * MAX_RANGE_BLOCKS
+    assert last < 1 << 31
+    first = owners[0].ranges.take()
+    owners[0].ranges.give_back(first)
+    assert owners[0].ranges.take() != first  # the oldest free one goes first
+    for owner in owners:
+        owner.close()
 
 
 def test_uids_can_run_out(tmp_path: Path) -> None:

@@ -12,19 +12,23 @@ from pathlib import Path
 
 from trialyard.core.errors import SandboxError, TrialyardError
 from trialyard.core.image import Image
-from trialyard.core.sandbox import Limits
+from trialyard.core.sandbox import BoxUser, Limits
 from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.doctor.finding import Finding
 from trialyard.sandboxes.doctor.probes import PROBES
 from trialyard.sandboxes.host import PYTHON_LAYER, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.network.listener import listen_inside
+from trialyard.sandboxes.plan import ROOT_CAPABILITIES
 
 LIMITS = Limits(memory_bytes=64 << 20, pids=16, disk_bytes=8 << 20, inodes=256, wall_s=60.0)
 _PROBE_TIMEOUT_S = 10.0
 _PYTHON = (f"{PYTHON_LAYER}/bin/python3", "-I", "-S", "-c")
 _FILL_DISK = f"import os; os.posix_fallocate(os.open('x', 66), 0, {LIMITS.disk_bytes + 1})"
 _DO_NOT_RUN = "do not run boxes here; report this with the versions of the kernel and the backend"
+
+
+_ROOT_MASK = sum(1 << number for number in ROOT_CAPABILITIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,9 @@ class _Bait:
     port: int
     socket_name: str
 
-    def arguments(self, probe: str) -> list[str]:
+    def arguments(self, probe: str, user: BoxUser) -> list[str]:
         given = {
-            "capabilities": ["0"],
+            "capabilities": [f"{_ROOT_MASK if user == 'root' else 0:x}"],
             "PID 1": [str(os.getpid())],
             "host files": [str(self.secret_file)],
             "network": [str(self.port), self.socket_name],
@@ -67,19 +71,28 @@ async def default_boxes() -> list[Finding]:
     return await _boxes("boxes of namespaces", BubblewrapBackend(), is_default=True)
 
 
+async def root_boxes() -> list[Finding]:
+    """Boxes of the default backend with a root of their own inside."""
+    backend = BubblewrapBackend()
+    return await _boxes("boxes with root inside", backend, user="root", is_default=False)
+
+
 async def oci_boxes(backend: Backend, name: str) -> list[Finding]:
     """Boxes that an OCI runtime sets up."""
     return await _boxes(f"boxes of {name}", backend, is_default=False)
 
 
-async def _boxes(name: str, backend: Backend, *, is_default: bool) -> list[Finding]:
+async def _boxes(
+    name: str, backend: Backend, *, user: BoxUser = "user", is_default: bool
+) -> list[Finding]:
     try:
         host = SandboxHost(backend=backend, warm_interpreters=False)
     except TrialyardError as error:
         return [Finding(name, False, "cannot be prepared", str(error), is_default)]
     try:
         started_s = asyncio.get_running_loop().time()
-        box = await NamespaceSandbox.launch(host, Image("host", "", (), on_host=True), LIMITS)
+        image = Image("host", "", (), on_host=True)
+        box = await NamespaceSandbox.launch(host, image, LIMITS, user=user)
         start_ms = (asyncio.get_running_loop().time() - started_s) * 1000
         try:
             extra = [await _disk(box), await _network(box)] if is_default else []
@@ -104,7 +117,7 @@ async def _run_probes(box: NamespaceSandbox) -> list[str]:
     escaped = []
     with _bait() as bait:
         for probe in PROBES:
-            argv = [*_PYTHON, probe.source, *bait.arguments(probe.name)]
+            argv = [*_PYTHON, probe.source, *bait.arguments(probe.name, box.user)]
             try:
                 result = await box.run(argv, timeout_s=_PROBE_TIMEOUT_S)
             except SandboxError as error:  # it did something to its PID 1

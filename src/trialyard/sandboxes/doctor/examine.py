@@ -3,7 +3,7 @@
 import shutil
 
 from trialyard.core.errors import SandboxUnavailable
-from trialyard.sandboxes.doctor.boxes import default_boxes, oci_boxes
+from trialyard.sandboxes.doctor.boxes import default_boxes, oci_boxes, root_boxes
 from trialyard.sandboxes.doctor.finding import Finding
 from trialyard.sandboxes.doctor.host import host_findings, programs
 from trialyard.sandboxes.doctor.ids import ids
@@ -21,6 +21,7 @@ async def examine(*, allow_vulnerable_runtime: bool = False) -> list[Finding]:
     findings += [*host_findings(), *ids()]
     if all(finding.ok for finding in findings if finding.required):
         findings += await default_boxes()
+        findings += await root_boxes()
     if all(finding.ok for finding in findings if finding.required):
         for name in (*RUNTIMES, *filter(shutil.which, WITHOUT_DESCRIPTORS)):
             findings += await _oci(name, allow_vulnerable_runtime)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from trialyard.sandboxes.doctor.finding import Finding
 from trialyard.sandboxes.oci import SETUP_UID_OFFSET
-from trialyard.sandboxes.owner import MAX_BLOCKS, UID_BASE, UIDS_PER_BLOCK
+from trialyard.sandboxes.owner import (
+    IDS_PER_RANGE,
+    MAX_BLOCKS,
+    MAX_RANGE_BLOCKS,
+    RANGE_BASE,
+    RANGES_PER_BLOCK,
+    UID_BASE,
+    UIDS_PER_BLOCK,
+)
 
 Range = tuple[int, int]
 """First id, and the one after the last."""
@@ -17,6 +25,10 @@ RANGES: dict[str, Range] = {
     "uids of OCI runtimes": (
         UID_BASE + SETUP_UID_OFFSET,
         UID_BASE + SETUP_UID_OFFSET + NUM_UIDS,
+    ),
+    "ids of boxes with root inside": (
+        RANGE_BASE,
+        RANGE_BASE + MAX_RANGE_BLOCKS * RANGES_PER_BLOCK * IDS_PER_RANGE,
     ),
 }
 
