@@ -110,7 +110,7 @@ class AllowedHost:
 
 def parse_allowed(text: str) -> AllowedHost:
     """An entry of an allow-list. Raises `UserError` that names the entry and the fix."""
-    fix = "write HOST:PORT, e.g. pypi.org:443, *.example.org:443, 192.0.2.7:* or [2001:db8::1]:80"
+    fix = "write HOST:PORT, e.g. a.org:443, *.example.org:443, 192.0.2.7:* or [2001:db8::1]:80"
     host_part, port_part = split_authority(text.strip())
     subdomains = host_part.startswith("*.")
     try:
