@@ -117,6 +117,10 @@ def test_files_go_in_and_come_out(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "twice").read_text() == "hellohello"
 
 
+def test_a_user_that_the_box_does_not_know_is_refused() -> None:
+    trialyard("sandbox", "run", "--user", "nosuch", "--", "true", code=2)
+
+
 def test_what_will_come_out_has_a_place_before_the_command_starts(tmp_path: Path) -> None:
     trialyard(
         "sandbox", "run", "--download", f"/results/deep:{tmp_path}/folder",

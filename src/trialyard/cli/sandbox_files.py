@@ -85,7 +85,10 @@ async def give(sandbox: Sandbox, user: str, paths: Sequence[str]) -> None:
     done = await sandbox.run(["sh", "-ec", there, user, *paths])
     if not done.ok:
         text = done.stderr.decode("utf-8", "replace").strip()
-        raise UserError(f"--user {user}: cannot be given {', '.join(paths)}: {text}")
+        raise UserError(
+            f"--user {user}: must be root, a name in the box's /etc/passwd, or a number from 0 to "
+            f"65535, and be able to own {', '.join(paths)} ({text})"
+        )
 
 
 async def download(sandbox: Sandbox, source: str, target: str) -> Download:
