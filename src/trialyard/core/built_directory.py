@@ -6,7 +6,6 @@ bytes is built anew, and nobody waits for anybody's build.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -14,7 +13,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trialyard.core.locks import holding, is_locked, try_lock
+
 _MANIFEST = ".manifest.json"
+_LOCK = ".lock"
+"""Held for moments: nobody else makes, moves or sweeps directories meanwhile."""
 
 
 def built_directory(target: Path, build: Callable[[Path], object]) -> Path:
@@ -25,7 +28,7 @@ def built_directory(target: Path, build: Callable[[Path], object]) -> Path:
     with _private(target) as partial:
         build(partial)
         (partial / _MANIFEST).write_text(json.dumps(_sizes(partial)))
-        with _locked(target.parent):
+        with holding(target.parent / _LOCK):
             if not _is_whole(target):
                 if target.exists():
                     _remove(target)
@@ -54,44 +57,19 @@ def _is_whole(directory: Path) -> bool:
 def _private(target: Path) -> Iterator[Path]:
     """A directory beside `target` that is locked as long as its maker lives, and then goes."""
     prefix = f".{target.name}."
-    with _locked(target.parent):
+    with holding(target.parent / _LOCK):
         for old in target.parent.glob(f"{prefix}*"):
-            if _is_abandoned(old):
+            if not is_locked(old):
                 _remove(old)
         partial = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-        fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = try_lock(partial)
     try:
         yield partial
     finally:
         _remove(partial)
-        os.close(fd)
-
-
-def _is_abandoned(directory: Path) -> bool:
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        if fd is not None:
+            os.close(fd)
 
 
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(parent: Path) -> Iterator[None]:
-    """For moments: nobody else makes, moves or sweeps directories meanwhile."""
-    fd = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

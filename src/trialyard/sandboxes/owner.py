@@ -11,9 +11,9 @@ from collections import deque
 from pathlib import Path
 
 from trialyard.core.errors import ResourceExhausted, SandboxUnavailable
+from trialyard.core.locks import lock_file
 from trialyard.sandboxes.box_table import BoxTable
 from trialyard.sandboxes.hierarchies import PARENT, Hierarchy
-from trialyard.sandboxes.locks import lock_file
 from trialyard.sandboxes.reclaim import (
     GROUPS_NAME,
     LOCK_NAME,

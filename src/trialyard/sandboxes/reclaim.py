@@ -4,21 +4,20 @@ An owner is dead when nobody holds the lock in its directory. What is done is id
 bounded in time; what would not go stays listed, and the next sweep tries again.
 """
 
-import contextlib
 import ctypes
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from trialyard.core.errors import SandboxUnavailable
+from trialyard.core.locks import holding, is_locked, lock_file
 from trialyard.sandboxes.box_table import OwnerRecord, read_table
 from trialyard.sandboxes.cgroups import kill_members, read_members, remove_directory
 from trialyard.sandboxes.hierarchies import PARENT, Hierarchy
-from trialyard.sandboxes.locks import is_locked, lock_file
 from trialyard.sandboxes.snapshot_files import SnapshotDirectory
 
 LOCK_NAME = "lock"
@@ -53,15 +52,9 @@ class OwnerState:
     record: OwnerRecord
 
 
-@contextlib.contextmanager
-def everybody_waits(root: Path) -> Iterator[None]:
+def everybody_waits(root: Path) -> AbstractContextManager[None]:
     """One owner at a time starts, ends or sweeps."""
-    fd = lock_file(root / LOCK_NAME, wait=True)
-    try:
-        yield
-    finally:
-        if fd is not None:
-            os.close(fd)
+    return holding(root / LOCK_NAME)
 
 
 def list_owners(root: Path) -> list[OwnerState]:

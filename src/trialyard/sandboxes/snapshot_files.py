@@ -11,11 +11,11 @@ It is private to root: files of root's with setuid may lie in it.
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from trialyard.core.errors import (
@@ -25,6 +25,7 @@ from trialyard.core.errors import (
     StoreError,
 )
 from trialyard.core.ids import content_hash
+from trialyard.core.locks import holding, is_locked, try_lock
 from trialyard.core.record import Record
 from trialyard.sandboxes.files import remove_tree
 
@@ -86,20 +87,14 @@ class SnapshotDirectory:
             for path in self.names.iterdir():
                 if is_snapshot(path.name) and not path.with_name(f"{path.name}.kept").exists():
                     self.remove_name(path)
-            leftovers = [path for path in self.new.iterdir() if _is_unlocked(path)]
+            leftovers = [path for path in self.new.iterdir() if not is_locked(path)]
         for path in leftovers:
             _remove(path)
         self.remove_unused_layers()
 
-    @contextlib.contextmanager
-    def locked(self, *, shared: bool) -> Iterator[None]:
+    def locked(self, *, shared: bool) -> AbstractContextManager[None]:
         """Those who add may do it together; who removes is alone."""
-        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return holding(self.root / "lock", shared=shared)
 
     def path(self, layer: Layer) -> Path:
         return self.layers / layer.digest / "fs"
@@ -119,8 +114,7 @@ class SnapshotDirectory:
         try:
             with self.locked(shared=True):
                 unfinished.mkdir(mode=0o700)
-                lock_fd = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
-                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_fd = try_lock(unfinished)
         except OSError as error:
             raise _unusable(self.root, error) from error
         try:
@@ -134,7 +128,8 @@ class SnapshotDirectory:
             raise _unusable(self.root, error) from error
         finally:
             _remove(unfinished)
-            os.close(lock_fd)
+            if lock_fd is not None:
+                os.close(lock_fd)
 
     def remove_name(self, path: Path) -> bool:
         """Under the store's lock: True when the name is gone, False when it is in use."""
@@ -198,25 +193,6 @@ def made_directory(path: Path) -> Iterator[int]:
     path.chmod(0o755)
     with opened(path) as fd:
         yield fd
-
-
-def try_lock(path: Path) -> int | None:
-    """Descriptor of a locked file, or None while others hold it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _is_unlocked(path: Path) -> bool:
-    fd = try_lock(path)
-    if fd is None:
-        return False
-    os.close(fd)
-    return True
 
 
 def _remove(path: Path) -> None:

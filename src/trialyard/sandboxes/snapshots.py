@@ -17,6 +17,7 @@ from pathlib import Path
 from trialyard.core.durable import replace_file
 from trialyard.core.errors import NotFoundError, ResourceExhausted, StoreError
 from trialyard.core.image import Image
+from trialyard.core.locks import try_lock
 from trialyard.sandboxes.layer_copy import copy_layer, layer_digest
 from trialyard.sandboxes.layer_merge import merge_layers
 from trialyard.sandboxes.layer_walk import LayerWalk
@@ -30,7 +31,6 @@ from trialyard.sandboxes.snapshot_files import (
     made_directory,
     missing,
     opened,
-    try_lock,
 )
 
 MAX_LAYERS = 8
