@@ -22,7 +22,7 @@ from trialyard.cli.sandbox_flags import (
     limits_of,
     open_box,
 )
-from trialyard.cli.sandbox_output import EXIT_INFRASTRUCTURE, exit_code, stream_output
+from trialyard.cli.sandbox_output import exit_code, infrastructure_fault, stream_output
 from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, Limits
 
@@ -63,10 +63,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     try:
         result, downloads = asyncio.run(_run(arguments, argv, limits))
     except SandboxError as error:
-        if isinstance(error, UserError):
-            raise
-        print(f"trialyard: {type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_INFRASTRUCTURE
+        return infrastructure_fault(error)
     if arguments.json:
         taken = {"downloads": [each.to_json() for each in downloads]} if downloads else {}
         print_json(result.to_json() | taken)

@@ -3,10 +3,19 @@
 import sys
 from typing import Literal
 
+from trialyard.core.errors import SandboxError, UserError
 from trialyard.core.sandbox import ExecResult, ExecStatus
 
 EXIT_CODES = {ExecStatus.TIMEOUT: 124, ExecStatus.OOM: 137, ExecStatus.OUTPUT_LIMIT: 123}
 EXIT_INFRASTRUCTURE = 125
+
+
+def infrastructure_fault(error: SandboxError) -> int:
+    """Say that no result was obtained; the exit code for it. Bad input is raised again."""
+    if isinstance(error, UserError):
+        raise error
+    print(f"trialyard: {type(error).__name__}: {error}", file=sys.stderr)
+    return EXIT_INFRASTRUCTURE
 
 
 def stream_output(name: Literal["stdout", "stderr"], data: bytes) -> None:

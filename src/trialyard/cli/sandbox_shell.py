@@ -19,7 +19,12 @@ from trialyard.cli.sandbox_flags import (
     limits_of,
     open_box,
 )
-from trialyard.cli.sandbox_output import EXIT_INFRASTRUCTURE, exit_code, stream_output
+from trialyard.cli.sandbox_output import (
+    EXIT_INFRASTRUCTURE,
+    exit_code,
+    infrastructure_fault,
+    stream_output,
+)
 from trialyard.core.errors import SandboxError, ShellEnded, UserError
 from trialyard.core.process import Shell
 from trialyard.core.sandbox import ExecStatus, Limits
@@ -50,10 +55,7 @@ def shell_command(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_session(arguments, limits))
     except SandboxError as error:
-        if isinstance(error, UserError):
-            raise
-        print(f"trialyard: {type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_INFRASTRUCTURE
+        return infrastructure_fault(error)
 
 
 async def _session(arguments: argparse.Namespace, limits: Limits) -> int:

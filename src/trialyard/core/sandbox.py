@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pydantic import Field
 
+from trialyard.core.errors import UserError
 from trialyard.core.network import Network, NetworkAttempt
 from trialyard.core.record import Record
 
@@ -45,6 +46,7 @@ class Limits(Record):
 
 
 BoxUser = Literal["user", "root"]
+USERS: tuple[BoxUser, ...] = get_args(BoxUser)
 """Who the commands of a box are unless they say otherwise: an ordinary user, or root inside (with
 the rights of a container's root in this box alone; on the host it is nobody)."""
 
@@ -316,3 +318,20 @@ class SandboxPool(Protocol):
 
     def counters(self) -> dict[str, int]:
         """Counts: created, destroyed, live, warm, lost, leaked."""
+
+
+def check_user(user: str) -> BoxUser:
+    """The same. Raises `UserError` when a box cannot have such a user."""
+    for known in USERS:
+        if user == known:
+            return known
+    raise UserError(f"user {user!r}: must be one of {', '.join(map(repr, USERS))}")
+
+
+def check_ttl(ttl_s: float | None, limits: Limits) -> float:
+    """How long a leased box may live. Raises `UserError` beyond the limit's `wall_s`."""
+    if ttl_s is None:
+        return limits.wall_s
+    if not 0 < ttl_s <= limits.wall_s:
+        raise UserError(f"ttl_s {ttl_s!r}: must be above 0 and at most wall_s {limits.wall_s}")
+    return ttl_s

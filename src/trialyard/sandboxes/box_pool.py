@@ -22,10 +22,9 @@ from trialyard.core.errors import (
     ResourceExhausted,
     SandboxLost,
     TrialyardError,
-    UserError,
 )
 from trialyard.core.image import Image
-from trialyard.core.sandbox import BoxUser, Limits, Sandbox
+from trialyard.core.sandbox import BoxUser, Limits, Sandbox, check_ttl, check_user
 from trialyard.sandboxes.admission import Admission, Claim
 from trialyard.sandboxes.box_events import (
     BoxEnded,
@@ -40,7 +39,7 @@ from trialyard.sandboxes.box_source import BoxKind, BoxSource, PooledBox
 from trialyard.sandboxes.heartbeats import Heartbeats
 from trialyard.sandboxes.observed import ObservedSandbox
 from trialyard.sandboxes.places import Places
-from trialyard.sandboxes.plan import check_user, check_workdir
+from trialyard.sandboxes.plan import check_workdir
 from trialyard.sandboxes.shelves import Shelves
 from trialyard.sandboxes.waiting_room import CLOSED, WaitingRoom
 
@@ -381,12 +380,3 @@ class BoxPool:
         while self._tasks or self._places.taken > len(self._leases):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(_CLOSE_POLL_S))
         self._counts.leaked += not await self._source.close()
-
-
-def check_ttl(ttl_s: float | None, limits: Limits) -> float:
-    """How long a leased box may live. Raises `UserError` beyond the limit's `wall_s`."""
-    if ttl_s is None:
-        return limits.wall_s
-    if not 0 < ttl_s <= limits.wall_s:
-        raise UserError(f"ttl_s {ttl_s!r}: must be above 0 and at most wall_s {limits.wall_s}")
-    return ttl_s

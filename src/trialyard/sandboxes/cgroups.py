@@ -131,15 +131,19 @@ class BoxCgroup:
             if name in self._sampled or name not in self._fds:
                 self._read(name)
 
+    def kills_for_memory(self) -> tuple[int, int]:
+        """Processes that the kernel killed: because the box was out of memory, and because
+        memory ran out outside of it."""
+        kills = self._read("oom")
+        return (kills, 0) if kills and self._was_at_limit() else (0, kills)
+
     def oom_kills(self) -> int:
         """Processes that the kernel killed because the box was out of memory."""
-        kills = self._read("oom")
-        return kills if kills and self._was_at_limit() else 0
+        return self.kills_for_memory()[0]
 
     def host_oom_kills(self) -> int:
         """Processes that the kernel killed because memory ran out outside the box."""
-        kills = self._read("oom")
-        return 0 if kills and self._was_at_limit() else kills
+        return self.kills_for_memory()[1]
 
     def _was_at_limit(self) -> bool:
         """Version 1 does not count every refusal (memory.memsw.failcnt stays 0 on Linux 6.18)."""

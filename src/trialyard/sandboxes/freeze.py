@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trialyard.sandboxes.cgroups import BoxCgroup
+from trialyard.sandboxes.cgroups import BoxCgroup, read_members
 
 _PATIENCE_S = 1.0
 _PAUSE_S = 0.001
@@ -72,10 +72,7 @@ def _stop_all(group: Path, stopped: list[int]) -> bool:
 
 def _members(group: Path) -> list[int]:
     """Sorted, so that in general parents come first."""
-    try:
-        return sorted(pid for pid in map(int, (group / "cgroup.procs").read_text().split()) if pid)
-    except OSError:  # the box is gone
-        return []
+    return sorted(read_members(str(group)))
 
 
 def _is_still(pid: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from trialyard.core.errors import SandboxUnavailable, UserError
 from trialyard.core.ids import new_id
 from trialyard.core.image import Image
-from trialyard.core.sandbox import BoxUser, Limits
+from trialyard.core.sandbox import BoxUser, Limits, check_user
 from trialyard.sandboxes.backend import Backend, BubblewrapBackend
 from trialyard.sandboxes.cgroups import CgroupParent
 from trialyard.sandboxes.hierarchies import read_hierarchies
@@ -24,7 +24,6 @@ from trialyard.sandboxes.plan import (
     BoxPlan,
     BoxTree,
     box_tree,
-    check_user,
     check_workdir,
     plan_zygote,
 )

@@ -199,8 +199,7 @@ class NamespaceSandbox(CommandMethods):
         group.sample_peaks()
         return Counters(
             group.cpu_us(),
-            group.oom_kills(),
-            group.host_oom_kills(),
+            *group.kills_for_memory(),
             group.pids_refused(),
             self._network.throttled,
         )

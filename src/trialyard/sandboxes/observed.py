@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from trialyard.core.errors import SandboxError
 from trialyard.core.network import NetworkAttempt
 from trialyard.core.process import Process, Shell
 from trialyard.core.sandbox import ExecResult, FileStat, Sandbox
 from trialyard.sandboxes.box_events import CommandEnded, FileOperation, Observer, Via
+
+T = TypeVar("T")
 
 
 class CommandTeller:
@@ -125,54 +127,41 @@ class ObservedSandbox:
 
     # --- files --------------------------------------------------------------------------
 
-    def _tell(self, operation: str, path: str, files: int = 1, size: int | None = None) -> None:
-        self._observer(FileOperation(self.id, self._owner, operation, path, files, size))
-
-    def _tell_error(self, operation: str, path: str, error: BaseException) -> None:
-        said = f"{type(error).__name__}: {error}"
-        self._observer(FileOperation(self.id, self._owner, operation, path, error=said))
+    async def _told(
+        self,
+        operation: str,
+        path: str,
+        work: Awaitable[T],
+        count: Callable[[T], tuple[int, int | None]],
+    ) -> T:
+        """The result of `work`, or its error, told; `count` gives files and bytes."""
+        try:
+            done = await work
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+            self._observer(FileOperation(self.id, self._owner, operation, path, error=said))
+            raise
+        self._observer(FileOperation(self.id, self._owner, operation, path, *count(done)))
+        return done
 
     async def read(self, path: str, **options: Any) -> bytes:
-        try:
-            data: bytes = await self._box.read(path, **options)
-        except BaseException as error:
-            self._tell_error("read", path, error)
-            raise
-        self._tell("read", path, 1, len(data))
-        return data
+        work: Awaitable[bytes] = self._box.read(path, **options)
+        return await self._told("read", path, work, lambda data: (1, len(data)))
 
     async def write(self, path: str, data: bytes, **options: Any) -> None:
-        try:
-            await self._box.write(path, data, **options)
-        except BaseException as error:
-            self._tell_error("write", path, error)
-            raise
-        self._tell("write", path, 1, len(data))
+        work = self._box.write(path, data, **options)
+        await self._told("write", path, work, lambda _: (1, len(data)))
 
     async def upload(self, files: Mapping[str, bytes], *, directory: str) -> None:
-        try:
-            await self._box.upload(files, directory=directory)
-        except BaseException as error:
-            self._tell_error("upload", directory, error)
-            raise
-        self._tell("upload", directory, len(files), sum(map(len, files.values())))
+        work = self._box.upload(files, directory=directory)
+        await self._told("upload", directory, work, lambda _: _total(files))
 
     async def download(self, directory: str, **options: Any) -> dict[str, bytes]:
-        try:
-            files: dict[str, bytes] = await self._box.download(directory, **options)
-        except BaseException as error:
-            self._tell_error("download", directory, error)
-            raise
-        self._tell("download", directory, len(files), sum(map(len, files.values())))
-        return files
+        work: Awaitable[dict[str, bytes]] = self._box.download(directory, **options)
+        return await self._told("download", directory, work, _total)
 
     async def remove(self, path: str) -> None:
-        try:
-            await self._box.remove(path)
-        except BaseException as error:
-            self._tell_error("remove", path, error)
-            raise
-        self._tell("remove", path)
+        await self._told("remove", path, self._box.remove(path), lambda _: (1, None))
 
     async def stat(self, path: str) -> FileStat:
         found: FileStat = await self._box.stat(path)
@@ -196,3 +185,7 @@ class ObservedSandbox:
     async def list(self, path: str) -> list[FileStat]:
         found: list[FileStat] = await self._box.list(path)
         return found
+
+
+def _total(files: Mapping[str, bytes]) -> tuple[int, int]:
+    return len(files), sum(map(len, files.values()))

@@ -29,7 +29,6 @@ _USER_MAP = f"0:0:{BOX_UID},{BOX_UID}:+0:1"
 """Owners in image layers as host ids: the box's user is itself, whoever follows is nobody."""
 ROOT_MAP = f"0:+0:{IDS_PER_RANGE}"
 """Root inside and everybody else of its box: the host ids from the box's first on."""
-USERS: tuple[BoxUser, ...] = ("user", "root")
 ROOT_CAPABILITIES: Mapping[str, int] = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
     "SETPCAP": 8, "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18, "AUDIT_WRITE": 29, "SETFCAP": 31,
@@ -102,14 +101,6 @@ def check_workdir(workdir: str) -> str:
     if any(path == top or path.startswith(f"{top}/") for top in _SYSTEM):
         raise UserError(f"workdir {workdir!r}: lies in a read-only part of the system")
     return path
-
-
-def check_user(user: str) -> BoxUser:
-    """The same. Raises `UserError` when a box cannot have such a user."""
-    for known in USERS:
-        if user == known:
-            return known
-    raise UserError(f"user {user!r}: must be one of {', '.join(map(repr, USERS))}")
 
 
 def plan_box(

@@ -13,7 +13,7 @@ from trialyard.core.sandbox import Sandbox
 from trialyard.sandboxes.admission import Claim
 from trialyard.sandboxes.backend import Backend
 from trialyard.sandboxes.blocking import in_thread
-from trialyard.sandboxes.box_pool import BoxPool, check_ttl
+from trialyard.sandboxes.box_pool import BoxPool
 from trialyard.sandboxes.box_source import BoxKind
 from trialyard.sandboxes.host import RUNTIME_DIRECTORY, SandboxHost
 from trialyard.sandboxes.namespace import NamespaceSandbox
@@ -117,8 +117,7 @@ class NamespacePool(BoxPool):
         name = await box.save(keep=False)
         try:
             kind = replace(kind, image=self._image(name))
-            ttl_s = check_ttl(None, kind.limits)
-            async with self._lease(kind, claim, timeout_s, ttl_s) as boxes:
+            async with self._lease(kind, claim, timeout_s, kind.limits.wall_s) as boxes:
                 yield boxes
         finally:
             self.snapshots.release(name)
@@ -131,9 +130,6 @@ class NamespacePool(BoxPool):
     @property
     def _host(self) -> SandboxHost | None:
         return self._boxes.host
-
-    def _open_host(self) -> SandboxHost:
-        return self._boxes.open()
 
     @property
     def supervisor(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from trialyard.core.errors import NotFoundError, ResourceExhausted, SandboxLost, UserError
-from trialyard.core.sandbox import BoxUser, Limits, Sandbox
+from trialyard.core.sandbox import BoxUser, Limits, Sandbox, check_ttl, check_user
 from trialyard.testing.sandbox import FakeSandbox, FakeSnapshot, Program, exited, scripted
 
 
@@ -86,12 +86,10 @@ class FakePool:
         ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[list[Sandbox]]:
         self.image_digest(image)
-        if user not in ("user", "root"):
-            raise UserError(f"user {user!r}: must be 'user' or 'root'")
+        check_user(user)
         if not 1 <= count <= self._max_boxes:
             raise UserError(f"count {count}: must be between 1 and max_boxes {self._max_boxes}")
-        if ttl_s is not None and not 0 < ttl_s <= limits.wall_s:
-            raise UserError(f"ttl_s {ttl_s!r}: must be above 0 and at most {limits.wall_s}")
+        check_ttl(ttl_s, limits)
         return self._lease(count, image, owner, workdir, priority, timeout_s, ttl_s)
 
     def fork(

@@ -256,7 +256,7 @@ async def use(pool):
             await box.run(["true"])
 async def main():
     pool = namespace_pool(max_boxes=4, warm_per_kind=2, backend="oci")
-    print(pool._open_host().owner.name, flush=True)
+    print(pool.supervisor, flush=True)
     await asyncio.gather(*(use(pool) for _ in range(2)))
 asyncio.run(main())
 """
