@@ -77,9 +77,11 @@ class WaitingRoom:
 
     def _refuse(self, ticket: Ticket, timeout_s: float) -> None:
         admitted = self._admitted.pop(ticket, None)
-        if admitted is None or admitted.done():
+        if admitted is None:
             return
-        self._admission.withdraw(ticket)
+        self._admission.withdraw(ticket)  # first: nobody may admit a ticket that we forgot
+        if admitted.done():  # cancelled, and its task has not run yet
+            return
         count = ticket.claim.count
         self._on_refused(ticket.claim, asyncio.get_running_loop().time() - ticket.arrived_s)
         wanted = f"{count} more boxes" if count > 1 else "another box"
