@@ -12,13 +12,13 @@ Environment: TRIALYARD_BENCH_BOXES (default 1000; `trialyard bench density --box
 import asyncio
 import contextlib
 import os
-import platform
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._outcome import at_most, machine
 from trialyard.core.sandbox import Limits, Sandbox
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
@@ -66,7 +66,7 @@ async def _measure() -> dict[str, Any]:
     left = {name: count - before[name] for name, count in _left_on_host().items()}
     return {
         "benchmark": "density",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": {
             "boxes live at once": len(boxes),
             "boxes that read back their own file": right,
@@ -175,7 +175,3 @@ def _left_on_host() -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
     }
-
-
-def at_most(name: str, value: float, target: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "op": "<=", "target": target, "met": value <= target}

@@ -8,7 +8,6 @@ random moments, every second one together with its keeper, so that only the next
 
 import asyncio
 import os
-import platform
 import random
 import subprocess
 from dataclasses import dataclass, field, fields
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._killed_owners import kill_owners
+from benchmarks._outcome import BARE_BWRAP, at_most, machine, zero
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.hierarchies import PARENT, read_hierarchies
@@ -32,10 +32,6 @@ _COMMANDS = (
     ["sh", "-c", "sleep 60 & echo x > f"],
     ["sh", "-c", "for i in 1 2 3 4 5; do (sleep 60 &) ; done; head -c 100000 /dev/zero > g"],
 )
-BARE = [
-    *("bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"),
-    "/bin/true",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ async def _measure() -> dict[str, Any]:
     left = {key: value for key, value in _difference(outside, closed).items() if _is_exact(key)}
     return {
         "benchmark": "leaks",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": {
             "boxes": CYCLES,
             "boxes per second": round(CYCLES / churn_s, 1),
@@ -98,19 +94,9 @@ async def _measure() -> dict[str, Any]:
             zero("boxes leaked", counters["leaked"]),
             zero("boxes not destroyed", counters["created"] - counters["destroyed"]),
             zero("killed supervisors that left something", len(kills.left)),
-            {
-                "name": "resident KiB per 1000 boxes",
-                "value": round(growth["resident_kib"] / (CYCLES / 1000), 1),
-                "op": "<=",
-                "target": 256,
-                "met": growth["resident_kib"] / (CYCLES / 1000) <= 256,
-            },
+            at_most("resident KiB per 1000 boxes", growth["resident_kib"] / (CYCLES / 1000), 256),
         ],
     }
-
-
-def zero(name: str, value: int) -> dict[str, Any]:
-    return {"name": name, "value": value, "op": "==", "target": 0, "met": value == 0}
 
 
 async def _churn(pool: NamespacePool, count: int) -> None:
@@ -179,7 +165,7 @@ def _kernel_cgroups() -> int:
 def _bare_slab_kib() -> int:
     before = _keyed("/proc/meminfo")["Slab"]
     for _ in range(_BARE):
-        subprocess.run(BARE, check=True, capture_output=True)
+        subprocess.run(BARE_BWRAP, check=True, capture_output=True)
     return _keyed("/proc/meminfo")["Slab"] - before
 
 

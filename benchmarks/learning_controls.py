@@ -10,11 +10,12 @@ Environment: TRIALYARD_SEEDS (default "0,1,2"), TRIALYARD_CONTROLS (default all)
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks._outcome import at_least, at_most, machine
 
 ROOT = Path("runs/controls")
 CONFIG = "configs/quickstart.toml"
@@ -53,7 +54,7 @@ def run() -> dict[str, Any]:
             targets.append(at_least(f"seed {seed}: cost of swapped feedback", cost, 0.05))
     return {
         "benchmark": "learning_controls",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": figures,
         "against": against,
         "targets": targets,
@@ -93,11 +94,3 @@ def sampled(summary: dict[str, Any], label: str) -> float:
 def rise(summary: dict[str, Any], mode: str) -> float:
     held_out = summary["held_out"]
     return float(held_out["after_rl"][mode] - held_out["after_sft"][mode])
-
-
-def at_least(name: str, value: float, target: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "op": ">=", "target": target, "met": value >= target}
-
-
-def at_most(name: str, value: float, target: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "op": "<=", "target": target, "met": value <= target}

@@ -8,7 +8,6 @@ the same file without any sandbox.
 import asyncio
 import itertools
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._outcome import at_least, machine
 from trialyard.core.sandbox import Limits
 from trialyard.graders.layers import PYTEST, PYTHON, PYTHON_FLAGS, run_environment
 from trialyard.images.host import HOST, host_image
@@ -51,7 +51,7 @@ async def _measure(directory: str) -> dict[str, Any]:
     ratio = round(ours / peer, 2)
     return {
         "benchmark": "pytest",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": {
             "runs per second, each in a fresh box": round(ours, 1),
             "runs": N,
@@ -61,9 +61,7 @@ async def _measure(directory: str) -> dict[str, Any]:
             "python -m pytest per second, no sandbox": round(peer, 2),
             "the same before and after": [round(peer_before, 2), round(peer_after, 2)],
         },
-        "targets": [
-            {"name": "ratio", "value": ratio, "op": ">=", "target": 12, "met": ratio >= 12}
-        ],
+        "targets": [at_least("ratio", ratio, 12)],
     }
 
 

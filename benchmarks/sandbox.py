@@ -8,7 +8,6 @@ supervisor and its children used; a fork of a warm interpreter is counted with i
 
 import asyncio
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -17,16 +16,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._outcome import BARE_BWRAP, at_least, at_most, machine
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
 from trialyard.sandboxes.namespace import NamespaceSandbox
 from trialyard.sandboxes.pool import NamespacePool
 
 TRUE = ["/bin/true"]
-BARE = [
-    *("bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"),
-    "/bin/true",
-]
 PYTHON = [
     "/opt/trialyard/python/bin/python3",
     "-P",
@@ -46,7 +42,7 @@ def run() -> dict[str, Any]:
 
 async def _measure() -> dict[str, Any]:
     true = await sample(_subprocess(TRUE))
-    bare = await sample(_subprocess(BARE))
+    bare = await sample(_subprocess(BARE_BWRAP))
     async with _pool(warm_per_kind=0) as pool:
         cold = await sample(lambda: _use(pool, TRUE))
     async with _pool(warm_per_kind=4) as pool:
@@ -61,7 +57,7 @@ async def _measure() -> dict[str, Any]:
             await _heat(box)
             forked = await sample(lambda: box.run(PYTHON, env=WARM_ENV))
             forked_cpu_ms = await box_cpu_ms(pool, box, PYTHON, WARM_ENV)
-    bare_churn_s = await timed(_subprocess(BARE), N)
+    bare_churn_s = await timed(_subprocess(BARE_BWRAP), N)
     figures = {
         "cold box and /bin/true": cold,
         "warm acquire and /bin/true": round_trip,
@@ -79,7 +75,7 @@ async def _measure() -> dict[str, Any]:
     }
     return {
         "benchmark": "sandbox",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": figures,
         "against": against,
         "targets": [
@@ -187,23 +183,3 @@ def _cpu_ms() -> float:
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     return 1e3 * (own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime)
-
-
-def at_most(name: str, value: float, target: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": round(value, 3),
-        "op": "<=",
-        "target": target,
-        "met": value <= target,
-    }
-
-
-def at_least(name: str, value: float, target: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": round(value, 3),
-        "op": ">=",
-        "target": target,
-        "met": value >= target,
-    }

@@ -10,14 +10,14 @@ python TRIALYARD_BENCH_SWEREX names.
 import asyncio
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sandbox import at_most, sample
+from benchmarks._outcome import at_most, machine
+from benchmarks.sandbox import sample
 from trialyard.core.process import Shell
 from trialyard.core.sandbox import Limits
 from trialyard.images.host import HOST, host_image
@@ -75,7 +75,7 @@ async def _measure() -> dict[str, Any]:
     targets = [at_most(f"{name}: p50 in ms", slower[name]["p50_ms"], 2.0) for name in TEXTS]
     return {
         "benchmark": "shell",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
+        "machine": machine(),
         "figures": {
             **{f"{name}, before the peer": before[name] for name in TEXTS},
             **{f"{name}, after the peer": after[name] for name in TEXTS},
