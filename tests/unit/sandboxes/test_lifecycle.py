@@ -50,7 +50,7 @@ async def use(pool):
             await box.run(["true"])
 async def main():
     pool = namespace_pool(max_boxes=6, warm_per_kind=3)
-    print(pool._open_host().owner.name, flush=True)
+    print(pool.supervisor, flush=True)
     await asyncio.gather(*(use(pool) for _ in range(3)))
 asyncio.run(main())
 """
